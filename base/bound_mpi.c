@@ -90,8 +90,9 @@ onebit_status_t ob_mpi_bind(void) {
                     "onebit was built for " OB_MPI_BUILT_FOR ", and the program runs with %s",
                     ob_mpi_version());
   if (bound.missing)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "the MPI library, %s, has no %s", ob_mpi_version(),
-                    bound.missing);
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "the program runs with the MPI library %s, which lacks the function %s",
+                    ob_mpi_version(), bound.missing);
   return ONEBIT_OK;
 }
 
@@ -104,7 +105,7 @@ const struct ob_mpi_table *ob_mpi(void) {
   const struct ob_mpi_table *table = bound_mpi_find();
   if (table)
     return table;
-  fputs("onebit: a call of MPI in a process without an MPI library\n", stderr);
+  fputs("onebit: MPI was called in a process that has not loaded an MPI library\n", stderr);
   abort();
 }
 
@@ -124,7 +125,7 @@ void *ob_mpi_symbol(const char *name) {
 static const struct launcher {
   const char *size; /* the variable that has the number of ranks */
   const char *sign; /* set only by this launcher, not by others that set the same `size` */
-  bool open_mpi;    /* the launcher is Open MPI's; false: MPICH's or a relative's */
+  bool open_mpi;    /* the launcher is Open MPI's; false: MPICH's or a derivative's */
 } launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
     {"PMI_SIZE", "MPI_LOCALNRANKS", false},
@@ -166,9 +167,9 @@ bool ob_launch_is_foreign(char *text, size_t bytes) {
       launcher->open_mpi == mpi->is_open_mpi || !getenv(launcher->sign))
     return false;
   snprintf(text, bytes,
-           "the launcher has started %d ranks (%s) and is %s, but the program runs with %s",
+           "the launcher has started %d ranks (%s) and is part of %s, but the program runs with %s",
            launch_read_variable(launcher->size), launcher->size,
-           launcher->open_mpi ? "of Open MPI" : "of MPICH or a derivative", mpi->version);
+           launcher->open_mpi ? "Open MPI" : "MPICH or a derivative", mpi->version);
   return true;
 }
 
@@ -181,11 +182,12 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
     return ONEBIT_OK;
   if (ob_launch_is_foreign(text, sizeof text))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "%s; each rank is alone in MPI_COMM_WORLD: use the mpirun of that MPI", text);
+                    "%s; each rank is alone in MPI_COMM_WORLD: use the mpirun of the program's MPI",
+                    text);
   if (!atomic_flag_test_and_set(&said))
     fprintf(stderr,
-            "onebit: the launcher has started %d ranks (%s), but each is alone in MPI_COMM_WORLD "
-            "of %s. If this is not intended, use the mpirun of this MPI library\n",
+            "onebit: the launcher has started %d ranks (%s), but each rank is alone in "
+            "MPI_COMM_WORLD of %s. If this is not intended, use the mpirun of this MPI library\n",
             launch_read_variable(launcher->size), launcher->size, ob_mpi_version());
   return ONEBIT_OK;
 }

@@ -1,9 +1,9 @@
 /*
- * MPI's entry points, bound at run time: the library is linked to no MPI. The first use looks them
- * up in the MPI library that the process has loaded, and stores them in one table. A file that
- * calls MPI includes this header in place of <mpi.h>: the names below then stand for the table's
- * members, and calls are written as usual. A call of a function that has no row below gives an
- * undefined reference when the library is linked; add a row and a #define for it.
+ * MPI's entry points, bound at run time, since the library is not linked to any MPI. The first use
+ * looks them up in the MPI library that the process has loaded, and stores them in one table. A
+ * file that calls MPI includes this header in place of <mpi.h>: the names below then stand for the
+ * table's members, and calls are written as usual. A call of a function that has no row below gives
+ * an undefined reference when the library is linked; add a row and a #define for it.
  *
  * The library uses the ABI of the mpi.h that it was built with. It refuses to run in a process
  * whose MPI has another ABI.
@@ -30,7 +30,8 @@
 #define OB_MPI_KIND OB_MPI_MPICH
 #endif
 
-/* Every MPI library since MPI 3 has these functions: a library that lacks one is not used. */
+/* Every MPI library since MPI 3 has these functions. A library that lacks one of them is not
+ * used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
   X(MPI_Cancel)                                                                                    \
   X(MPI_Comm_free)                                                                                 \
@@ -151,7 +152,8 @@
   X(MPIX_Comm_failure_ack, (MPI_Comm))                                                             \
   X(MPIX_Comm_failure_get_acked, (MPI_Comm, MPI_Group *))
 
-/* In Open MPI constants are addresses of variables. In MPICH's mpi.h some calls are macros. */
+/* In Open MPI, constants are addresses of variables. In MPICH's mpi.h, some functions are
+ * macros. */
 #ifdef OPEN_MPI
 #define OB_MPI_REQUIRED_HERE(X)                                                                    \
   X(OMPI_C_MPI_COMM_NULL_COPY_FN)                                                                  \
@@ -201,9 +203,9 @@ struct ob_mpi_table {
   OB_MPI_VARIABLES(OB_MPI_ADDRESS)
 };
 
-/* Binds at the first call that finds an MPI library in the process; thread-safe. Errors:
- * ONEBIT_ERROR_UNSUPPORTED if the process has no MPI library, if the library lacks a required
- * function, or if its ABI is not the build's: the message then names both ABIs. */
+/* Binds MPI's functions at the first call that finds an MPI library in the process; thread-safe.
+ * Errors: ONEBIT_ERROR_UNSUPPORTED if the process has no MPI library, if the library lacks a
+ * required function, or if its ABI is not the build's: the message then names both ABIs. */
 onebit_status_t ob_mpi_bind(void);
 
 /* True if the process's MPI library has another ABI than the build's, so that its handles cannot be
@@ -211,7 +213,7 @@ onebit_status_t ob_mpi_bind(void);
 bool ob_mpi_is_foreign(void);
 
 /* Returns the table. It has the functions even if the library's ABI is foreign. If the process has
- * no MPI library, ob_mpi ends the process with a message: a caller that is not sure calls
+ * no MPI library, ob_mpi ends the process with a message; a caller that does not know calls
  * ob_mpi_bind first. */
 const struct ob_mpi_table *ob_mpi(void);
 
@@ -230,13 +232,13 @@ int ob_launch_rank(void);
  * May be called before MPI_Init, which in MPICH 5 ends such a program. */
 bool ob_launch_is_foreign(char *text, size_t bytes);
 
-/* Called between MPI_Init and MPI_Finalize, with a communicator of the program's. If the launcher
- * of one MPI starts a program that is linked to another MPI, each process is a job of its own with
- * one rank, and the program seems to succeed. This function notices that the launcher announces
- * several ranks while MPI_COMM_WORLD has one. It then returns ONEBIT_ERROR_UNSUPPORTED if the
- * launcher is another MPI's. If one rank may be intended (srun, mpirun of the same MPI), it returns
- * ONEBIT_OK and prints one line on standard error. A rank that MPI_Comm_spawn started, or a call on
- * MPI_COMM_SELF, is not checked. */
+/* Checks that the launcher belongs to the MPI library. Called between MPI_Init and MPI_Finalize,
+ * with a communicator of the program. If the launcher of one MPI starts a program that is linked to
+ * another MPI, each process is a job of its own with one rank, and the program seems to succeed. In
+ * such a case the launcher announces several ranks while MPI_COMM_WORLD has one. The function then
+ * returns ONEBIT_ERROR_UNSUPPORTED if the launcher belongs to another MPI. If one rank per job may
+ * be intended (srun, mpirun of the same MPI), it returns ONEBIT_OK and prints one line on standard
+ * error. A rank that MPI_Comm_spawn started, or a call on MPI_COMM_SELF, is not checked. */
 onebit_status_t ob_launch_check(MPI_Comm comm);
 
 #define MPI_Cancel                   (ob_mpi()->MPI_Cancel)

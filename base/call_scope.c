@@ -46,11 +46,12 @@ void ob_call_leave(const struct ob_call_scope *found) {
 
 struct table {
   struct table *before; /* the smaller table that this one has replaced */
-  size_t slots;         /* their number, a power of two */
+  size_t slots;         /* number of slots, a power of two */
   _Atomic uintptr_t *slot;
 };
 
-/* This number is enough for small programs, which then allocate no table. */
+/* The slots of the first table, which is static. They are enough for small programs, which then
+ * allocate no table. */
 #define FIRST_SLOTS 256
 static _Atomic uintptr_t first_slots[FIRST_SLOTS];
 static struct table first = {NULL, FIRST_SLOTS, first_slots};
@@ -174,6 +175,7 @@ onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, co
   if (is)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, which is %s %s", name, handle,
                     kinds[is].article, kinds[is].noun);
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, not %s %s that exists (%s, or never created)",
-                  name, handle, kinds[kind].article, kinds[kind].noun, kinds[kind].ended);
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "%s is %p, not %s %s that exists (it is %s, or was never created)", name, handle,
+                  kinds[kind].article, kinds[kind].noun, kinds[kind].ended);
 }

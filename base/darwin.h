@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Waits until a time of CLOCK_MONOTONIC: on macOS a condition variable can wait only until a time
- * of the calendar clock, or for a duration. */
+/* Waits until a time of CLOCK_MONOTONIC. It is needed because on macOS a condition variable can
+ * wait only until a time of the calendar clock, or for a duration. */
 static inline int ob_darwin_timedwait(pthread_cond_t *condition, pthread_mutex_t *lock,
                                       const struct timespec *until) {
   struct timespec now;

@@ -32,8 +32,8 @@ struct ob_outcome {
 };
 
 /* Adds the status of one call and the latest error message to the outcome, and returns the status.
- * An error takes precedence over a skip, and an earlier status over a later one: ranks that add the
- * same statuses in the same order get the same outcome. */
+ * An error takes precedence over a skip, and otherwise an earlier status over a later one. So ranks
+ * that add the same statuses in the same order get the same outcome. */
 onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status);
 
 /* Returns the outcome's status; the outcome's error message becomes the latest one. */

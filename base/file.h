@@ -40,7 +40,7 @@ const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
  * lost; the program does not wait. */
 int ob_output_open(FILE **file, const char *path, bool append);
 
-/* The system calls that the functions above use; a test may replace them. */
+/* The system calls that these functions use; a test may replace them. */
 struct ob_input_calls {
   int (*open)(int directory, const char *path, int flags);
   ssize_t (*read)(int file, void *to, size_t bytes, off_t offset);

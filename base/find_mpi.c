@@ -1,4 +1,4 @@
-/* Finds the MPI library that the process has. */
+/* Finds the MPI library that the process has loaded. */
 #ifdef ONEBIT_HAVE_MPI
 #define _GNU_SOURCE /* dl_iterate_phdr, RTLD_DEFAULT */
 #include "base/find_mpi.h"

@@ -73,8 +73,8 @@ void ob_json_bool(struct ob_json *json, const char *key, bool value) {
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-/* Decoded strings overwrite the input: a string is never longer decoded than encoded. A double
- * needs only 17 digits. */
+/* The limits of what is read. Decoded strings overwrite the input, since they are never longer than
+ * encoded ones. A double needs only 17 digits. */
 enum { MAX_DEPTH = 32, MAX_NUMBER = 60 };
 
 struct reader {
@@ -87,8 +87,8 @@ struct reader {
 };
 
 const char *ob_json_kind_name(enum ob_json_kind kind) {
-  static const char *const names[] = {"null",   "false",    "true",     "a number",
-                                      "a text", "an array", "an object"};
+  static const char *const names[] = {"null",     "false",    "true",     "a number",
+                                      "a string", "an array", "an object"};
   return names[kind];
 }
 
@@ -138,22 +138,22 @@ static onebit_status_t read_escape(struct reader *reader) {
   static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char *found = *reader->read ? strchr(letters, *reader->read) : NULL;
   if (!found && *reader->read != 'u')
-    return json_unexpected_error(reader, "one of \"\\/bfnrtu behind \\");
+    return json_unexpected_error(reader, "one of \"\\/bfnrtu after \\");
   reader->read++;
   if (found)
     *reader->write++ = meanings[found - letters];
   else if (!read_unicode(reader))
-    return json_unexpected_error(reader, "the four digits of one character behind \\u");
+    return json_unexpected_error(reader, "the four hexadecimal digits of one character after \\u");
   return ONEBIT_OK;
 }
 
 static onebit_status_t read_string(struct reader *reader, const char **text) {
   if (!skip_character(reader, '"'))
-    return json_unexpected_error(reader, "a text in \"\"");
+    return json_unexpected_error(reader, "a string in \"\"");
   *text = reader->write;
   while (*reader->read != '"') {
     if ((unsigned char)*reader->read < ' ')
-      return json_unexpected_error(reader, "\" at the end of a text");
+      return json_unexpected_error(reader, "\" at the end of a string");
     if (*reader->read != '\\')
       *reader->write++ = *reader->read++;
     else if (reader->read++)
@@ -205,8 +205,8 @@ static onebit_status_t json_read_key(struct reader *reader, int object, const ch
   OB_TRY(read_string(reader, key));
   for (size_t k = (size_t)object + 1; k < reader->count; k++)
     if (reader->values[k].parent == object && strcmp(reader->values[k].key, *key) == 0)
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: key %.60s is in line %d already", reader->name,
-                      reader->line, *key, reader->values[k].line);
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: key %.60s was already given in line %d",
+                      reader->name, reader->line, *key, reader->values[k].line);
   return skip_character(reader, ':') ? ONEBIT_OK : json_unexpected_error(reader, "':'");
 }
 
@@ -271,12 +271,12 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   struct reader reader = {
       .name = name, .read = text, .write = text, .values = values, .capacity = capacity, .line = 1};
   skip_blanks(&reader);
-  /* Only an object may be outermost: the zero byte that ends an outermost number could overwrite a
-   * character that is not read yet. */
+  /* The outermost value must be an object: the zero byte that ends an outermost number could
+   * overwrite a character that is not read yet. */
   if (*reader.read != '{')
     return json_unexpected_error(&reader, "'{'");
   OB_TRY(json_read_value(&reader, NULL, -1));
   skip_blanks(&reader);
   *count = reader.count;
-  return *reader.read ? json_unexpected_error(&reader, "nothing behind the last '}'") : ONEBIT_OK;
+  return *reader.read ? json_unexpected_error(&reader, "nothing after the last '}'") : ONEBIT_OK;
 }

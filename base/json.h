@@ -46,7 +46,7 @@ enum ob_json_kind {
   OB_JSON_NULL,
   OB_JSON_FALSE,
   OB_JSON_TRUE,
-  OB_JSON_REAL, /* `text` has it as written */
+  OB_JSON_REAL, /* `text` has the number as written */
   OB_JSON_STRING,
   OB_JSON_ARRAY,
   OB_JSON_OBJECT
@@ -54,7 +54,7 @@ enum ob_json_kind {
 
 /* A value. Keys are unique within an object; an element of an array has the key NULL. */
 struct ob_json_value {
-  const char *key, *text; /* in the memory that was read; arrays and objects: text is NULL */
+  const char *key, *text; /* in the text that was read; arrays and objects: text is NULL */
   enum ob_json_kind kind;
   int parent; /* index of the array or object that contains it; -1: outermost */
   int line;

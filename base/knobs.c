@@ -17,52 +17,52 @@
 #include "base/log.h"
 
 const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
-    [OB_KNOB_CONFIG] =
-        {"ONEBIT_CONFIG", "-",
-         "JSON file with values of variables that are not set, by their names in lower "
-         "case without ONEBIT_"},
-    [OB_KNOB_CODEC] = {"ONEBIT_CODEC", "the fastest this processor can run",
+    [OB_KNOB_CONFIG] = {"ONEBIT_CONFIG", "-",
+                        "JSON file with values for variables that are not set; keys are their "
+                        "names in lower case without ONEBIT_"},
+    [OB_KNOB_CODEC] = {"ONEBIT_CODEC", "the fastest that this processor can run",
                        "codec of plans made from now on: scalar, avx2, avx512 or neon"},
     [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
                          "OpenMP threads that compress and reduce, unless the plan sets them"},
     [OB_KNOB_TUNING] = {"ONEBIT_TUNING", "onebit/tuning in $XDG_CONFIG_HOME or ~/.config, if any",
-                        "file of costs that onebit-tune wrote, from which plans choose "
-                        "schedules; none: no file is read"},
+                        "file of costs that onebit-tune wrote, by which plans choose schedules; "
+                        "none: no file is read"},
     [OB_KNOB_EXPLAIN] = {"ONEBIT_EXPLAIN", "0",
-                         "1: rank 0 prints what each plan decides, and why, on standard error"},
+                         "1: rank 0 prints on standard error what each plan decides, and why"},
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
                           "what advances requests in flight: calls (of the library), or thread (a "
                           "progress thread, which needs a free core)"},
     [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "600",
                          "seconds that a rank waits for another one; then all ranks get an error; "
                          "never: no limit"},
-    [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's number of the run, where it gives one",
-                     "sockets: name of this job, the same on all its ranks; it keeps ranks of "
-                     "another job at the same port out"},
-    [OB_KNOB_GRADIENTS] = {"ONEBIT_GRADIENTS", "0",
-                           "preloaded: 1: sums from 64 KiB on are gradients, and compressed; 0: "
-                           "only calls that rules name are compressed, others are watched"},
-    [OB_KNOB_RULES] = {"ONEBIT_RULES", "-",
-                       "preloaded: a file of rules, or rules: which calls are compressed"},
+    [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's job number, if it gives one",
+                     "sockets: name of this job, the same on all its ranks; it keeps out ranks of "
+                     "another job at the same port"},
+    [OB_KNOB_GRADIENTS] =
+        {"ONEBIT_GRADIENTS", "0",
+         "preloaded: 1: sums of 64 KiB or more are gradients and are compressed; 0: only calls "
+         "that a rule selects are compressed, others are only counted"},
+    [OB_KNOB_RULES] =
+        {"ONEBIT_RULES", "-",
+         "preloaded: the rules that say which calls are compressed, or a file of them"},
     [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",
-                        "preloaded: 1: what was compressed, on standard error; 0: nothing; or a "
-                        "file, for JSON"},
+                        "preloaded: 1: the report of what was compressed goes to standard error; "
+                        "0: no report; or a file for the report as JSON"},
     [OB_KNOB_REQUIRE] = {"ONEBIT_REQUIRE", "0",
-                         "preloaded: 1: the run fails where nothing has been compressed"},
+                         "preloaded: 1: the run fails if nothing has been compressed"},
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
                             "preloaded: 1: every rank has loaded libonebit-mpi.so; needed if the "
                             "launcher has no name service"},
     [OB_KNOB_COMMAND] = {"ONEBIT_COMMAND", "-",
                          "preloaded: command line that the report recommends"},
-    [OB_KNOB_BITS] =
-        {"ONEBIT_BITS", "8",
-         "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "
-         "(auto) from which each tensor gets as many as it needs; 1 if the optimizer is SGD "
-         "with momentum. NCCL: always 1"},
-    [OB_KNOB_BUDGET] = {"ONEBIT_BUDGET", "-",
-                        "preloaded: largest part of float32's bytes that the tensors of a "
-                        "communicator send, e.g. 1/20; bits go to the tensors that gain most per "
-                        "byte"},
+    [OB_KNOB_BITS] = {"ONEBIT_BITS", "8",
+                      "preloaded, and ONEBIT_Allreduce: bits per element: 1, 2, 4 or 8, or a range "
+                      "such as 1..8 (auto), from which each tensor gets as many as it needs; use 1 "
+                      "if the optimizer is SGD with momentum. NCCL: always 1"},
+    [OB_KNOB_BUDGET] =
+        {"ONEBIT_BUDGET", "-",
+         "preloaded: largest fraction of float32's bytes that the tensors of a communicator send, "
+         "e.g. 1/20; tensors that gain most per byte get more bits"},
     [OB_KNOB_DEBUG] = {"ONEBIT_DEBUG", "WARN",
                        "messages while a program runs: WARN; INFO, with decisions; or TRACE, with "
                        "each call, its bytes and time"},
@@ -72,12 +72,12 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_METRICS] = {"ONEBIT_METRICS", "-",
                          "file to which rank 0 writes rows of an optimizer's steps as CSV; with "
                          "%r in it, each rank; %h is the host's name"},
-    [OB_KNOB_METRICS_EVERY] = {"ONEBIT_METRICS_EVERY", "10", "steps from one row to the next"},
+    [OB_KNOB_METRICS_EVERY] = {"ONEBIT_METRICS_EVERY", "10", "number of steps between two rows"},
 };
 
 /* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
 
-/* The limits of the file; the library has some 20 variables. */
+/* The limits of the file, which are ample, since the library has some 20 variables. */
 enum { MAX_BYTES = 1 << 16, MAX_VALUES = 64, PREFIX = sizeof "ONEBIT_" - 1 };
 
 /* The file's contents. It is static, since it is read once and kept until the process ends. */
@@ -128,7 +128,7 @@ static const char *config_text_of(const struct ob_json_value *value) {
   return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
 }
 
-/* Returns a knob's value from the file, in the form of the environment variable; NULL: the file
+/* Returns a knob's value from the file, as the environment variable would have it; NULL: the file
  * does not set the knob. */
 static const char *config_find_knob(enum ob_knob knob, const struct ob_json_value **found) {
   const struct ob_json_value *value = NULL;
@@ -149,7 +149,7 @@ static onebit_status_t config_check_key(const struct ob_json_value *value) {
     if (is_name_of_knob(value->key, knob))
       return value->kind < OB_JSON_ARRAY
                  ? ONEBIT_OK
-                 : make_config_error(value, "not a text, a number, true or false");
+                 : make_config_error(value, "not a string, a number, true or false");
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "%s: unknown key; keys are names of ONEBIT_ variables in lower case without "
                   "ONEBIT_, e.g. \"threads\"",
@@ -168,7 +168,8 @@ static onebit_status_t config_load(void) {
                     ob_input_reason(code, why));
   if (input.bytes > MAX_BYTES || memchr(config.text, 0, (size_t)input.bytes))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_CONFIG=%.200s: %s", config.path,
-                    input.bytes > MAX_BYTES ? "larger than 64 KiB" : "not a text");
+                    input.bytes > MAX_BYTES ? "the file is larger than 64 KiB"
+                                            : "the file is not a text file");
   OB_TRY(ob_json_read(config.path, config.text, config.values, MAX_VALUES, &config.count));
   for (const struct ob_json_value *value = NULL; (value = config_next_value(value));)
     OB_TRY(config_check_key(value));
@@ -238,7 +239,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-/* Returns the number of bits an element that the digit stands for; 0: no valid number. */
+/* Returns the bits per element that the digit stands for; 0: no valid number. */
 static int parse_digit(char digit) {
   return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
 }
@@ -260,11 +261,13 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
   if (!text || ob_bits_parse(text, strlen(text), bits))
     return ONEBIT_OK;
   *bits = (struct ob_bits){-1, -1};
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: not 1, 2, 4 or 8, a range as 1..8, or auto",
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "%s=%s: not 1, 2, 4 or 8, nor a range such as 1..8, nor auto",
                   ob_knob_label(OB_KNOB_BITS), text);
 }
 
-/* The smallest budget: one bit an element plus the scales, as a part of float32's bytes. */
+/* The smallest budget: the bytes of one bit per element and of the scales, divided by the bytes of
+ * float32 values. */
 #define MIN_BUDGET (1.0 / 32 + 1.0 / OB_DEFAULT_BLOCK)
 
 onebit_status_t ob_knob_budget(double *budget) {
@@ -277,11 +280,10 @@ onebit_status_t ob_knob_budget(double *budget) {
   if (end != text && *end == '/' && end[1])
     part /= strtod(end + 1, &end);
   if (end == text || *end || !(part >= MIN_BUDGET && part <= 1))
-    return ob_error(
-        ONEBIT_ERROR_ARGUMENT,
-        "%s=%s: expected a fraction of float32's bytes from %.4f (one bit and its scales) to 1, "
-        "e.g. 1/20",
-        ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "%s=%s: expected a fraction of float32's bytes from %.4f (one bit per element, "
+                    "and the scales) to 1, e.g. 1/20",
+                    ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
   *budget = part;
   return ONEBIT_OK;
 }

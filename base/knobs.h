@@ -62,10 +62,10 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
 #define OB_SAFE_BITS 8
 
 /* The default number of elements that share a scale, chosen by measurement (docs/scales.md). At
- * this size the scales add 1/64 bit an element. */
+ * this size the scales add 1/64 bit per element. */
 #define OB_DEFAULT_BLOCK 2048
 
-/* The smallest and the largest number of bits an element, each 1, 2, 4 or 8; both 0: not set. */
+/* The smallest and the largest number of bits per element, each 1, 2, 4 or 8; both 0: not set. */
 struct ob_bits {
   int min, max;
 };
@@ -73,7 +73,7 @@ struct ob_bits {
 /* Parses "4", "1..8" or "auto", which means 1..8. Returns false for any other text. */
 bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits);
 
-/* Reads ONEBIT_BITS, the bits an element of gradients that the program's own optimizer uses. *bits
+/* Reads ONEBIT_BITS, the bits per element of gradients that the program's own optimizer uses. *bits
  * is `fallback` if the variable is not set, and -1 after an error. */
 onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
 
@@ -81,7 +81,8 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
  * float32, such as 1/20 or 0.05; 0 if the variable is not set. */
 onebit_status_t ob_knob_budget(double *budget);
 
-/* Reads a knob that is a number of seconds, with decimals; 0 and `never` give INFINITY. */
+/* Reads a knob that is a number of seconds, which may have decimals; 0 and `never` give
+ * INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);
 
 /* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/

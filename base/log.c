@@ -53,7 +53,7 @@ onebit_status_t ob_log_read_level(enum ob_log_level *asked) {
               : ONEBIT_OK;
 }
 
-/* Opens the file for appending: ranks may share it, since each line is one write. */
+/* Opens the file for appending. Ranks may share the file, since each line is one write. */
 static onebit_status_t log_open_file(int rank) {
   const char *pattern = ob_knob_text(OB_KNOB_DEBUG_FILE);
   char path[1024];

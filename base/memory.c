@@ -1,4 +1,4 @@
-/* Allocates memory, aligned and zeroed; a test can make an allocation fail. */
+/* Allocates memory that is aligned and zeroed; a test can make an allocation fail. */
 #define _DEFAULT_SOURCE
 #include "base/memory.h"
 

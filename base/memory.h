@@ -23,8 +23,8 @@ void ob_release(void *memory);
  * afterwards. */
 void ob_memory_return(void *memory, size_t bytes);
 
-/* Does not free the memory until the process ends, since something outside the library may still
- * access it. NULL is fine. */
+/* Keeps the memory until the process ends, since something outside the library may still access it.
+ * NULL is fine. */
 void ob_memory_keep(void *memory);
 
 /* A kind of memory. `allocate` returns zeroed arrays, or NULL; `release` accepts NULL; `copy`

@@ -14,7 +14,7 @@ double ob_seconds(void);
  * hosts may. It comes from Linux's boot ID; 0: not known. */
 uint64_t ob_machine_number(void);
 
-/* The number of the machine's processors. */
+/* Returns the number of the machine's CPUs. */
 int ob_machine_processors(void);
 
 /* --- Files of this process alone ---------------------------------------------------------------*/

@@ -9,5 +9,6 @@ onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *optio
   (void)options;
   if (comm)
     *comm = NULL;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "sockets: not in a build for macOS");
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "sockets: a build for macOS does not have this transport");
 }

@@ -1,14 +1,14 @@
 /*
- * The main program of onebit-bench: it finds the benchmark and starts it on its ranks. If the ranks
- * are MPI's processes, it can also time MPI's own dense collectives in the same launch, with each
- * algorithm that the MPI library has.
+ * The main program of onebit-bench: finds the benchmark and runs it on each rank. If the ranks are
+ * MPI processes, the same launch can also time MPI's own dense collectives, with each algorithm
+ * that the MPI library has.
  *
  * Open MPI's coll/tuned has a variable for the algorithm of each collective, such as
- * coll_tuned_allreduce_algorithm. It reads the variable when a communicator is created, if
- * coll_tuned_use_dynamic_rules was set before MPI_Init. So this file writes the variable through
- * MPI's tool interface, duplicates MPI_COMM_WORLD, and writes the next value. Each duplicate keeps
- * its algorithm. Other libraries do not have the variable: only their default algorithm is
- * measured. */
+ * coll_tuned_allreduce_algorithm. If coll_tuned_use_dynamic_rules was set before MPI_Init, it reads
+ * this variable each time that a communicator is created. For each algorithm this file therefore
+ * writes the variable through MPI's tool interface, and duplicates MPI_COMM_WORLD. Each duplicate
+ * keeps its algorithm. Other MPI libraries do not have the variable, so only their default
+ * algorithm is measured. */
 #define _DEFAULT_SOURCE
 #ifdef ONEBIT_HAVE_MPI
 #include "onebit/mpi.h"
@@ -40,7 +40,7 @@ static void bench_mpi_barrier(struct bench_team *team) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Combines numbers over the ranks. A count must fit an int. */
+/* Combines numbers over the ranks, in parts whose counts fit an int. */
 static void bench_mpi_combine(struct bench_team *team, double *values, size_t count, bool sum) {
   (void)team;
   for (size_t first = 0; first < count; first += INT_MAX) {
@@ -50,8 +50,9 @@ static void bench_mpi_combine(struct bench_team *team, double *values, size_t co
   }
 }
 
-/* Makes MPI's call with MPI_SUM, as an MPI program would; onebit computes the mean instead. The
- * call blocks if `request` is NULL. Returns MPI's status. */
+/* Calls MPI's collective: the blocking function if `request` is NULL, or else the nonblocking one.
+ * The operation is MPI_SUM, as in most MPI programs, although onebit computes the mean. Returns
+ * MPI's status. */
 static int bench_mpi_call(MPI_Comm comm, onebit_operation_t operation, const float *send,
                           float *receive, int n, MPI_Request *request) {
   const MPI_Datatype type = MPI_FLOAT;
@@ -69,7 +70,7 @@ static int bench_mpi_call(MPI_Comm comm, onebit_operation_t operation, const flo
   return MPI_ERR_OP;
 }
 
-/* Makes the dense call; the caller ensures that count fits an int. */
+/* Calls the dense collective. The caller ensures that the count fits an int. */
 static void bench_mpi_dense(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                             const float *send, float *receive, size_t count) {
   bench_mpi_call(((struct state *)team->state)->comms[algorithm], operation, send, receive,
@@ -135,8 +136,8 @@ static bool find_algorithm_name(const struct control *control, int number,
   return false;
 }
 
-/* True if a call with a few numbers succeeds: some algorithms reject a number of ranks that they do
- * not support. */
+/* True if a collective on a few numbers succeeds on all ranks. Some algorithms do not support every
+ * number of ranks. */
 static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
   float *numbers = calloc((size_t)ranks * 2, sizeof *numbers);
   int well =
@@ -146,7 +147,7 @@ static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ran
   return well;
 }
 
-/* Adds a communicator that uses the algorithm with this number to the team. */
+/* Adds an algorithm to the team: a communicator that uses the algorithm with this number. */
 static bool add_algorithm(struct bench_team *team, const struct control *control,
                           onebit_operation_t operation, int number) {
   struct state *state = team->state;
@@ -163,7 +164,8 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
   return true;
 }
 
-/* Adds every algorithm except number 0, the library's own choice, which the team already has. */
+/* Adds every algorithm except number 0. Number 0 is the library's own choice, which the team
+ * already has. */
 static bool bench_mpi_add_all(struct bench_team *team, const struct control *control,
                               onebit_operation_t operation) {
   int before;
@@ -174,7 +176,8 @@ static bool bench_mpi_add_all(struct bench_team *team, const struct control *con
   return well;
 }
 
-/* Returns the first line of the library's version: some libraries append how they were built. */
+/* Returns the MPI library's name and version, without the text about its build that some libraries
+ * append. */
 static const char *bench_mpi_library(void) {
   static char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
@@ -201,9 +204,9 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
                         bench_mpi_library());
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
-    bench_print_error(
-        "--mpi-algorithms: %s does not let an algorithm be chosen, so its default is measured",
-        bench_mpi_library());
+    bench_print_error("--mpi-algorithms: %s does not allow the choice of an algorithm, so its "
+                      "default is measured",
+                      bench_mpi_library());
   }
   MPI_T_finalize();
   return status;
@@ -215,15 +218,15 @@ static const struct bench_team_kind kind = {bench_mpi_barrier,     bench_mpi_com
                                             bench_mpi_choose,      bench_mpi_dense,
                                             bench_mpi_start_dense, bench_mpi_finish_dense};
 
-/* Calls MPI_Init, and returns the rank and the number of ranks that mpirun started. */
+/* Calls MPI_Init_thread, and returns this rank and the number of ranks that mpirun started. */
 static void bench_mpi_init(int *argc, char ***argv, const struct bench_options *options, int *rank,
                            int *size) {
   int provided;
   bool thread;
   if (options->all_algorithms) /* Open MPI reads this variable in MPI_Init */
     setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
-  /* Requests MPI's locks only if ONEBIT_PROGRESS needs them, since they cost a little time. The
-   * library later reports a wrong value. */
+  /* Requests MPI_THREAD_MULTIPLE only if ONEBIT_PROGRESS needs it, since MPI's locks cost a little
+   * time. The library later reports an invalid value of ONEBIT_PROGRESS. */
   (void)ob_progress_wanted(&thread);
   MPI_Init_thread(argc, argv, thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
@@ -249,7 +252,7 @@ static int bench_mpi_run(bench_body *body, const void *context) {
 
 /* --- The program */
 
-/* The number of ranks in a build without MPI, unless the user gives another number. */
+/* The number of ranks, which are threads, in a build without MPI, unless --ranks is given. */
 #define DEFAULT_THREAD_RANKS 2
 
 struct job {
@@ -262,8 +265,9 @@ static int bench_run_body(struct bench_team *team, const void *context) {
   return bench_run_benchmark(job->benchmark, &job->options, team);
 }
 
-/* Runs the benchmark on ranks that this process starts. They are threads with the emulated device,
- * which NCCL's ranks share within one process. */
+/* Runs the benchmark on ranks that this process starts. The ranks are threads, but processes with
+ * --nccl-ranks. On the emulated device, they are always threads, since its NCCL connects only ranks
+ * of one process. */
 static int run_own_ranks(const struct job *job) {
   int ranks = job->options.ranks ? job->options.ranks : DEFAULT_THREAD_RANKS;
   if (!job->options.nccl_ranks)
@@ -275,8 +279,8 @@ static int run_own_ranks(const struct job *job) {
 #endif
 }
 
-/* Runs the benchmark. If the options ask for help, the version or an error message, prints that on
- * rank 0 instead. asked: the result of parsing the options. */
+/* Runs the benchmark. If the command line asks for help or the version, or is wrong, prints the
+ * answer on rank 0 instead. asked: the result of parsing the options. */
 static int bench_run_job(const struct job *job, enum tool_asked asked, const char *error, int rank,
                          int size, bool mpi) {
   if (asked != TOOL_RUN)
@@ -303,11 +307,11 @@ static int print_usage(FILE *stream, int status) {
   fprintf(stream, "usage: onebit-bench SUBCOMMAND [options]\n\n");
   for (const struct bench_benchmark *row = bench_table; row->name; row++)
     fprintf(stream, "  %-16s%s\n", row->name, row->summary);
-  fprintf(stream, "\nonebit-bench SUBCOMMAND --help has the options.\n");
+  fprintf(stream, "\nonebit-bench SUBCOMMAND --help lists the options of a subcommand.\n");
   return status;
 }
 
-/* Starts MPI after the options are parsed, and only for benchmarks that have ranks. */
+/* Calls MPI_Init after the options are parsed, and only for benchmarks that use MPI ranks. */
 int main(int argc, char **argv) {
   struct job job = {.benchmark = argc > 1 ? bench_find_benchmark(argv[1]) : NULL};
   char error[TOOL_ERROR];
@@ -326,7 +330,7 @@ int main(int argc, char **argv) {
   bool mpi = job.benchmark->kind & BENCH_RANKED && !job.options.nccl_ranks && !job.options.sockets;
   if (job.options.sockets && getenv("RANK"))
     rank = atoi(getenv("RANK")); /* rank 0 prints errors; the library checks the value */
-  if (job.options.codec)         /* the library reads the codec from the environment */
+  if (job.options.codec)         /* the library reads the codec's name from the environment */
     setenv(ob_knobs[OB_KNOB_CODEC].name, job.options.codec, 1);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi)

@@ -1,15 +1,15 @@
 /*
- * Checks a result. The check needs no reference implementation: the residuals of a compressed
- * collective say what it has left out (onebit/plan.h):
+ * Checks the result of a compressed collective. The check needs no reference implementation: the
+ * residuals change by the difference between the exact result and this one (onebit/plan.h):
  *
  *   allreduce        y = mean(x + e_old - e_new) + d_old - d_new
  *   reduce-scatter   y = mean(x + e_old - e_new)
  *   allgather        y = x + e_old - e_new, of each rank in its place
  *
- * Here e is the worker's residual, and d the residual of the element's server. In the hierarchical
- * schedule e is a host's residual, which one of its ranks stores, and the mean of e is over the
- * hosts. Every rank adds its own terms of the right-hand side to a sum over the ranks, in double,
- * for some elements at a time.
+ * Here e is the worker's residual, and d is the residual of the server of the element. In the
+ * hierarchical schedule, e is the residual of a host, which one of its ranks stores, and the mean
+ * of e is over the hosts. Each rank computes its own terms of the right-hand side, and the terms of
+ * all ranks are summed in double, for PART elements at a time.
  */
 #include <math.h>
 
@@ -17,15 +17,15 @@
 #include "bench/bench_collective.h"
 #include "compression/numerics.h"
 
-#define PART ((size_t)1 << 16) /* the number of elements checked at a time */
+#define PART ((size_t)1 << 16) /* number of elements that are checked at a time */
 
 /* The residuals before and after the call, and the offsets of this rank's input and output in the
- * common result of all ranks. */
+ * whole result of all ranks. */
 struct terms {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
   size_t total, sent_first, received_first;
-  double weight, residual_weight; /* the factor of an input in the result, and that of a residual */
+  double weight, residual_weight; /* the factors of an input and of a residual in the result */
 };
 
 static bool create_terms(const struct bench_case *test, struct terms *terms) {
@@ -49,19 +49,19 @@ static bool create_terms(const struct bench_case *test, struct terms *terms) {
   return well;
 }
 
-/* Adds `weight` times the change of a residual to *value. Adds the size of the terms to *size:
- * rounding errors are relative to it. */
+/* Adds `weight` times the change of a residual to *value. Adds the magnitude of the terms to *size,
+ * which bounds rounding errors. */
 static void add_change(double weight, float before, float after, double *value, double *size) {
   *value += weight * ((double)before - (double)after);
   *size += weight * (fabs((double)before) + fabs((double)after));
 }
 
-/* Adds this rank's terms for elements first .. first + count - 1 of the common result. */
+/* Computes this rank's terms for elements first .. first + count - 1 of the whole result. */
 static void add_terms(const struct bench_case *test, const struct terms *terms, size_t first,
                       size_t count, double *values, double *sizes) {
   const onebit_plan_info_t *info = &terms->info;
   for (size_t i = 0; i < count; i++) {
-    size_t sent = first + i - terms->sent_first; /* wraps around below the first element */
+    size_t sent = first + i - terms->sent_first; /* wraps around if the difference is negative */
     size_t served = first + i - info->server_residual_start;
     size_t residual = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;
@@ -77,18 +77,19 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
   }
 }
 
-/* Returns the bound of the error. It includes half a unit in the last place of the stored dtype,
- * which is at most half[dtype] of the result, and half the smallest float16. */
+/* Returns the largest error that rounding can cause. It includes half a unit in the last place of
+ * the result's dtype: at most half[dtype] times the result, or half of the smallest float16. */
 static double error_bound(const struct bench_case *test, double size, double result) {
   static const double half[] = {0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0, 0x1p-25};
   onebit_dtype_t dtype = test->options->dtype;
-  /* Four kinds of rounding add up: those of a worker's compensated value, of its residual, of the
-   * sum over ranks, and of the server. Together they are at most ranks + 8 roundings of terms that
-   * are no larger than `size`. */
+  /* The worker rounds its compensated value and its residual, the sum over ranks is rounded, and
+   * the server rounds. Together these are at most ranks + 8 roundings of terms that are no larger
+   * than `size`. */
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
-/* Compares both sides of the equation for this rank's part. `scratch` has space for two parts. */
+/* Compares both sides of the equation for the elements that this rank has received. `scratch` has
+ * space for 2 * PART numbers. */
 static bool invariant_holds(struct bench_case *test, const struct terms *terms, double *scratch) {
   double *values = scratch, *sizes = scratch + PART;
   bool right = true;
@@ -107,8 +108,9 @@ static bool invariant_holds(struct bench_case *test, const struct terms *terms, 
   return right;
 }
 
-/* True if all ranks have the same result. h is half of an FNV-1a hash of this rank's result, exact
- * in a double. The ranks agree if neither h nor -h has a larger maximum on another rank. */
+/* True if all ranks have the same result. Each half h of the hash of this rank's result is exact in
+ * a double. The ranks agree if the maximum of h over all ranks equals the minimum, which is minus
+ * the maximum of -h. */
 static bool equal_on_all(struct bench_case *test) {
   size_t bytes = test->receive_count * ob_dtype_size(test->options->dtype);
   uint64_t hash = ob_hash(OB_HASH_START, test->receive, bytes);

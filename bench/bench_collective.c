@@ -1,5 +1,5 @@
-/* Implements the benchmarks of collectives beside MPI's. Each size has a case, whose ways are timed
- * by turns. */
+/* Implements the benchmarks that compare the library's collectives with MPI's. Each size has a
+ * case, whose ways (plans and MPI algorithms) are timed by turns. */
 #include "bench/bench_collective.h"
 
 #include <limits.h>
@@ -66,8 +66,8 @@ static int collective_run_dense(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Adds a plan. If several plans are compared, the library's refusal of one is a result, not an
- * error. */
+/* Adds a plan. If the library refuses a plan of --compare, the run continues, and the plan's row
+ * says why. */
 static int add_plan(struct bench_case *test, struct bench_variant variant) {
   char name[48];
   snprintf(name, sizeof name, "%s%s", bench_schedules[variant.schedule],
@@ -139,7 +139,7 @@ static int collective_fill(struct bench_case *test) {
                          : BENCH_OK;
 }
 
-/* Completes a case for a size: creates its buffers, plans and entries. */
+/* Completes a case for a size: creates the buffers, plans and entries. */
 static int set_up_case(struct bench_case *test, size_t bytes) {
   const struct bench_collective *collective = test->collective;
   size_t ranks = (size_t)test->team->size, elements = bytes / sizeof(float);
@@ -151,7 +151,7 @@ static int set_up_case(struct bench_case *test, size_t bytes) {
   int status = BENCH_OK;
   if (!bench_team_agree(test->team, collective_allocate(test))) {
     if (test->team->rank == 0)
-      bench_print_error("no memory for buffers of %zu bytes on every rank", bytes);
+      bench_print_error("some rank is out of memory for buffers of %zu bytes", bytes);
     status = BENCH_FAILED;
   }
   if (status == BENCH_OK && !bench_team_agree(test->team, collective_fill(test) == BENCH_OK))
@@ -177,7 +177,7 @@ void bench_case_destroy(struct bench_case *test) {
   memory->release(test->half_send);
 }
 
-/* Returns the number of iterations. The defaults are so small that all sizes together take minutes
+/* Returns the number of iterations. With the default numbers, all sizes together take only minutes
  * on a gigabit network. */
 static size_t choose_iterations(const struct bench_case *test) {
   if (test->options->iterations != BENCH_BY_SIZE)
@@ -202,8 +202,8 @@ void bench_case_set_iterations(struct bench_job *job, const struct bench_case *t
 
 /* --- Times and rows */
 
-/* Returns the fastest of entries first .. end - 1 that ran. Plans with the automatic schedule do
- * not count. NULL: none ran. */
+/* Returns the fastest of entries first .. end - 1, or NULL if none ran. Leaves out plans with the
+ * automatic schedule. */
 static const struct bench_entry *find_fastest_entry(const struct bench_case *test, size_t first,
                                                     size_t end) {
   const struct bench_entry *best = NULL;
@@ -217,12 +217,13 @@ static const struct bench_entry *find_fastest_entry(const struct bench_case *tes
   return best;
 }
 
-/* Returns a device's dense entry: NCCL's first algorithm. */
+/* Returns the dense entry on a device, which is NCCL's collective in float32, or NULL if there is
+ * none. */
 static const struct bench_entry *find_device_dense_entry(const struct bench_case *test) {
   return test->plan_count < test->rounds.count ? &test->rounds.entries[test->plan_count] : NULL;
 }
 
-/* Makes row k. Its times are zeros until the rounds are measured. */
+/* Makes the row of entry k. Its times are zeros until the rounds are measured. */
 static struct bench_row make_collective_row(const struct bench_case *test, size_t k) {
   const struct bench_rounds *rounds = &test->rounds;
   const struct bench_entry *best =
@@ -240,8 +241,8 @@ static struct bench_row make_collective_row(const struct bench_case *test, size_
   return row;
 }
 
-/* Prints a row for each plan, or on a device for each call. With --compare each of MPI's algorithms
- * has a row too. */
+/* Prints a row for each plan, or on a device for each entry. With --compare, also prints a row for
+ * each of MPI's algorithms, in text format. */
 static void collective_report(struct bench_table *table, const struct bench_case *test) {
   bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
   for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
@@ -306,22 +307,22 @@ struct bench_case bench_case_without_size(struct bench_job *job) {
   return make_case(job->team, job->options, row);
 }
 
-/* True if dense counts fit an int, MPI's type. This includes the places in an allgather's receive
- * buffer. */
+/* True if the counts of the dense collective fit an int, which MPI requires, and also the count of
+ * an allgather's receive buffer. */
 static bool dense_fits(const struct bench_case *like) {
   const struct bench_team *team = like->team;
   size_t most = (size_t)INT_MAX / (like->collective->gathers ? (size_t)team->size : 1);
   if (!team->algorithm_count || like->options->largest / sizeof(float) <= most)
     return true;
   if (team->rank == 0)
-    bench_print_error("-m %zu: %s accepts at most %zu elements; --no-dense omits it",
+    bench_print_error("-m %zu: %s accepts at most %zu elements; --no-dense leaves it out",
                       like->options->largest, like->collective->dense_name, most);
   return false;
 }
 
-/* Measures a size. A scattered buffer has at least one element for each rank, so smaller sizes are
- * skipped, except the last size. Freeing device memory waits for the device, which several ranks
- * may share. So all ranks wait in a barrier before the next size. */
+/* Measures a size. A reduce-scatter needs at least one element per rank. Smaller sizes are skipped,
+ * except the last size, which is enlarged. On a device, all ranks wait in a barrier before the next
+ * size: freeing device memory waits for the device, which several ranks may share. */
 int bench_measure_collective_size(struct bench_job *job, size_t bytes, void *like) {
   struct bench_case test = *(const struct bench_case *)like;
   if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)

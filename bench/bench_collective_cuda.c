@@ -1,5 +1,5 @@
-/* Opens the device of a rank with -d cuda, and times the collectives on it: the blocking call, the
- * call on a stream, and NCCL's own collective if ranks communicate over NCCL. */
+/* With -d cuda, opens the device of a rank and times collectives on it: the blocking call, the call
+ * on a stream, and, if ranks communicate over NCCL, also NCCL's own collective. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,8 @@ static int open_device(struct bench_device *device, int place) {
   return BENCH_OK;
 }
 
-/* Opens a device. Ranks with communicators of one rank are processes of this machine. */
+/* Opens the device of this rank. If the team's communicator has only one rank, all ranks are
+ * processes of this machine. */
 int bench_device_open(struct bench_team *team, struct bench_device *device) {
   *device = (struct bench_device){.number = -1, .ranks = 1};
   if (!team)
@@ -101,10 +102,10 @@ static int nccl_failed(ncclResult_t result, const char *what) {
   return BENCH_FAILED;
 }
 
-/* If a machine has more ranks than GPUs, makes each rank a separate host for NCCL: NCCL rejects two
- * ranks of one host on one GPU, but lets a process set the name of its host. If there is no other
- * machine, the ranks communicate over NCCL's own sockets, as between hosts on an Ethernet.
- * Variables that the user has set do not change. */
+/* Makes each rank a separate host for NCCL, for a machine with more ranks than GPUs. NCCL rejects
+ * two ranks of one host on one GPU, but lets a process set the name of its host. If there is no
+ * other machine, ranks then communicate over NCCL's sockets, as hosts on an Ethernet do.
+ * Environment variables that the user has set do not change. */
 static void name_own_host(const struct bench_case *like) {
   char host[32];
   snprintf(host, sizeof host, "rank%d", like->team->rank);
@@ -116,7 +117,7 @@ static void name_own_host(const struct bench_case *like) {
   setenv("NCCL_NET", "Socket", 0);
 }
 
-/* Sends rank 0's id to all ranks as a sum; the other ranks add zeros. */
+/* Sends rank 0's id to all ranks, as a sum over the ranks to which the other ranks add zeros. */
 static void send_id(struct bench_team *team, ncclUniqueId *id) {
   double bytes[sizeof *id];
   for (size_t k = 0; k < sizeof *id; k++)
@@ -134,7 +135,8 @@ static int bench_nccl_create_comm(struct bench_case *like, ncclUniqueId id, oneb
   return bench_check_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
 }
 
-/* Creates an NCCL communicator of the ranks of a case. Collective. Returns an exit status. */
+/* Creates an NCCL communicator for a case, and the library's communicator over it. Collective.
+ * Returns an exit status. */
 static int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
   struct bench_team *team = like->team;
   ncclUniqueId id = {{0}};
@@ -179,7 +181,7 @@ static int bench_nccl_run(const struct bench_entry *entry) {
   return result == ncclSuccess ? BENCH_OK : nccl_failed(result, entry->name);
 }
 
-/* Adds NCCL's collective in float32 and in bfloat16. */
+/* Adds NCCL's own collective, in float32 and in bfloat16. */
 static void bench_nccl_add(struct bench_case *test) {
   static const char *const names[] = {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter"};
   char name[48];
@@ -207,7 +209,7 @@ static int run_stream(const struct bench_entry *entry) {
                             entry->name);
 }
 
-/* Adds the calls of a plan, and NCCL's own collective. */
+/* Adds a plan's blocking call and its call on a stream, and NCCL's own collective. */
 static int cuda_add_ways(struct bench_case *test) {
   onebit_plan_options_t options =
       bench_case_options(test, test->options->variant, ONEBIT_DEVICE_CUDA);
@@ -234,8 +236,8 @@ static int cuda_synchronize_plan(struct bench_case *test) {
 
 struct twin {
   const struct bench_case *test;
-  struct bench_options options; /* with the schedule of the device's plan */
-  void *result;                 /* the result on the rank that checks */
+  struct bench_options options; /* the same, with the device plan's schedule */
+  void *result;                 /* the host's result for the rank that checks */
 };
 
 static size_t result_bytes(const struct bench_case *test) {
@@ -256,7 +258,8 @@ static int run_twin(struct bench_team *team, const void *context) {
   return bench_check_status(status, "-c: on the host");
 }
 
-/* Runs the call on the device, after it has reset the device's residual and result. */
+/* Resets the residual, and repeats the calls on the device. Before each call, fills the result with
+ * other values. */
 static int run_device(const struct bench_case *test, void *result) {
   cudaStream_t stream = test->device->stream;
   BENCH_TRY(
@@ -318,8 +321,9 @@ static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways,
 
 /* --- The ranks */
 
-/* Returns the reason why the options are rejected, or NULL. NCCL needs a GPU for each rank of a
- * process, but the emulated device serves all ranks in one process. */
+/* Returns NULL, or the reason why NCCL cannot connect these ranks. If ranks are threads of one
+ * process, NCCL needs a GPU for each rank. The emulated NCCL connects only ranks of one process,
+ * which share the device. */
 static const char *find_nccl_refusal(const struct bench_options *options,
                                      const struct bench_team *team) {
   int count = 0;
@@ -329,13 +333,14 @@ static const char *find_nccl_refusal(const struct bench_options *options,
   if (BENCH_EMULATED)
     return threads || options->nccl_ranks
                ? NULL
-               : "the emulated device's NCCL knows the ranks of one process: --nccl-ranks";
+               : "the emulated device's NCCL supports only ranks of one process: use --nccl-ranks";
   if (threads && (cudaGetDeviceCount(&count) != cudaSuccess || team->size > count))
-    return "each rank that is a thread needs its own device; --nccl-ranks starts processes";
+    return "each rank that is a thread needs its own device; --nccl-ranks starts processes instead";
   return NULL;
 }
 
-/* Runs a collective with -d cuda: over NCCL, over the team's communicator, or with one rank. */
+/* Runs the benchmark of a collective with -d cuda: over NCCL, over the team's communicator, or on a
+ * single rank. */
 int bench_cuda_collective(struct bench_job *job) {
   struct bench_case like = bench_case_without_size(job);
   const char *refused = find_nccl_refusal(job->options, job->team);

@@ -1,5 +1,5 @@
-/* Times each kernel of the library alone, as a pass over memory of a device. The plans have one
- * rank, but the kernels get a larger number of members. */
+/* Times each kernel of the library alone, as a pass over device memory. The plans have one rank,
+ * but the kernels that read the messages of several ranks get as many members as --streams says. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,23 +13,23 @@
 
 enum { DTYPES = ONEBIT_FLOAT16 + 1 };
 
-/* The additional data of passes on a device. */
+/* The additional operands of passes on a device. */
 struct bench_kernels {
   struct bench_device *device;
-  onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is the plan of the passes */
-  void *inputs[DTYPES];                      /* inputs[ONEBIT_FLOAT32] is the passes' input */
+  onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is passes->plan */
+  void *inputs[DTYPES];                      /* inputs[ONEBIT_FLOAT32] is passes->input */
   unsigned char *dense_messages;
   struct piece {
     float *parameters;
     void *gradients[DTYPES];
-    float factors[2]; /* the factor of the learning rate, and the weight decay */
-  } * piece;          /* there is only one piece */
+    float factors[2]; /* factor of the learning rate; weight decay */
+  } * piece;          /* an array of one piece */
 };
 
 /* --- The kernels, with one launch for each chunk */
 
-/* Returns the kernels' plan for a rank among `members` ranks, each of which has sent a message for
- * the rank's segment. */
+/* Returns the kernels' view of a plan with `members` ranks instead of one. `incoming` has a message
+ * of each rank for this rank's segment. */
 static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
                                       size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
@@ -84,7 +84,7 @@ static struct ob_cuda_source make_kernel_source(const struct bench_passes *passe
                  .now = 0.0625f, .before = 0.1875f}};
 }
 
-/* Returns the kernels' plan, with moments if the pass has them. */
+/* Returns the kernels' view of the plan, with moments if the pass uses them. */
 static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
                                              const struct bench_pass *pass) {
   struct ob_cuda_plan kernel = passes->kernels->bits[pass->dtype]->device->kernel;
@@ -93,8 +93,8 @@ static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
   return kernel;
 }
 
-/* Defines `function`, a pass that runs `launch` for each of `count` chunks. `launch` may use the
- * entry `e`, its passes `p`, their kernels `k` and the stream `s`. */
+/* Defines `function`, which runs a pass: the expression `launch` once for each of `count` chunks.
+ * `launch` may use the entry `e`, its passes `p`, their kernels `k` and the stream `s`. */
 #define KERNEL(function, count, launch)                                                            \
   static int function(const struct bench_entry *e) {                                               \
     struct bench_passes *p = e->context;                                                           \
@@ -132,8 +132,8 @@ KERNEL(copy_memory, 1,
                        cudaMemcpyDeviceToDevice, s))
 
 /* clang-format off */
-/* The passes, with the numbers of bytes from the comments at the top of the files in cuda/. Memory
- * that is read and written counts twice. A scale is 4 bytes a block, and a sum is 8. */
+/* The passes, with the traffic that the comments at the top of the files in cuda/ give. Memory that
+ * is both read and written counts twice. A scale has 4 bytes per block, and a sum has 8. */
 static const struct bench_pass
     copy = {"cudaMemcpyAsync", copy_memory, .floats = 2},
     kernel_compress = {"compress", compress, .floats = 3, .bits = 1, .scales = 3},
@@ -156,7 +156,7 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Passes of optimizers. If a row has no numbers, its bytes follow from its kind. */
+/* Passes of optimizers. If a row gives no traffic, it follows from the pass's kind. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},
@@ -196,7 +196,7 @@ static int kernels_create_plans(const struct bench_options *options, struct benc
     onebit_plan_t *bits = &kernels->bits[k], *dense = &kernels->dense[k];
     status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
     if (status == ONEBIT_OK) {
-      (*bits)->device->kernel.seals = false; /* measures only the kernel's own work */
+      (*bits)->device->kernel.seals = false; /* leaves sealing out of the kernel's time */
       status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
     }
   }
@@ -231,8 +231,8 @@ static int kernels_allocate(struct bench_passes *passes) {
 }
 
 /* Fills each slot with a message of random bits or values, from each member and from the rank
- * itself. All dense messages are equal: they are long, and no kernel's time depends on their
- * contents. */
+ * itself. Dense messages of all members are equal, to save time: they are long, and the time of a
+ * kernel does not depend on their contents. */
 static onebit_status_t kernels_fill_messages(const struct onebit_plan *plan,
                                              unsigned char *incoming, size_t members) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
@@ -322,7 +322,7 @@ void bench_kernels_destroy(struct bench_kernels *kernels) {
   for (int k = 0; k < DTYPES; k++) {
     onebit_plan_destroy(kernels->dense[k]);
     if (k == ONEBIT_FLOAT32)
-      continue; /* this one belongs to the passes */
+      continue; /* bench_passes_destroy frees the plan and the input of float32 */
     onebit_plan_destroy(kernels->bits[k]);
     ob_memory_cuda.release(kernels->inputs[k]);
   }

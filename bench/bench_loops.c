@@ -1,9 +1,9 @@
 /*
- * Plain loops, against which passes and steps are measured, compiled for the widest vectors of this
- * processor. The triad loop a[i] = b[i] + s * a[i] moves 12 bytes an element and computes next to
- * nothing: its speed is that of memory. A dense optimizer is one loop over memory. LAMB has two
- * loops, since it needs norms before it can change parameters. Gradients are this rank's own, and
- * all values are float32.
+ * Plain loops with which passes and steps are compared. They use the widest vectors of this
+ * processor. The triad loop a[i] = b[i] + s * a[i] moves 12 bytes per element and computes very
+ * little, so only memory limits its speed. The step of a dense optimizer is one loop over memory.
+ * LAMB's step has two loops, since it needs norms before it can change parameters. Gradients are
+ * not exchanged, and all values are float32.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,8 +11,8 @@
 
 #include "bench/bench_passes.h"
 
-/* Defines bench_NAME. The function INSIDE, which is always inlined, is compiled once for each width
- * of vectors, and bench_NAME chooses one of them. */
+/* Defines bench_NAME. The function INSIDE is inlined into one function for each width of vectors,
+ * and bench_NAME calls the function for the widest vectors that the processor has. */
 #define BENCH_INSIDE __attribute__((always_inline)) static inline
 #if defined(__x86_64__)
 #define BENCH_WIDTHS(name, inside, parameters, arguments)                                          \
@@ -31,15 +31,15 @@
   void bench_##name parameters { inside arguments; }
 #endif
 
-/* --- Loops with the memory traffic of passes. They are written with vectors of 16 floats, which
- * the compiler splits for the processor: the baseline must not depend on how a compiler vectorizes
- * a plain loop. */
+/* --- Loops with the memory traffic of passes. They use vectors of 16 floats, which the compiler
+ * splits for the processor. Otherwise their speed would depend on how well a compiler vectorizes a
+ * scalar loop. */
 
 typedef float vector __attribute__((vector_size(64), may_alias));
 #define VECTOR (sizeof(vector) / sizeof(float))
 
-/* Computes two vectors in each iteration, so that the loop's own instructions take no additional
- * time. Arrays are aligned to 64 bytes. */
+/* Computes the triad, with two vectors in each iteration, so that counting and branching take no
+ * additional time. Arrays are aligned to 64 bytes. */
 BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -54,8 +54,9 @@ BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
 
 BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
-/* Writes the triad's result into a third array, with stores that bypass the caches. Its speed is
- * that of memory for a pass that must not overwrite its input. Arrays are aligned to 64 bytes. */
+/* Writes the triad's result into a third array, with stores that bypass the caches. This is the
+ * fastest speed that memory allows for a pass that must not overwrite its input. Arrays are aligned
+ * to 64 bytes. */
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -67,7 +68,7 @@ void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, 
     to[i] = b[i] + s * a[i];
 }
 
-/* Scales an array: a[i] = s * a[i]. It uses one array less than the triad. */
+/* Scales an array: a[i] = s * a[i]. The triad's other array is not read. */
 BENCH_INSIDE void scale(float *a, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -81,7 +82,7 @@ BENCH_INSIDE void scale(float *a, float s, size_t count) {
 
 BENCH_WIDTHS(scale_loop, scale, (float *a, float s, size_t count), (a, s, count))
 
-/* Scales an array into another array. */
+/* Writes the scaled array into another array, with stores that bypass the caches. */
 void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -92,8 +93,8 @@ void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
     to[i] = s * a[i];
 }
 
-/* Writes with stores that bypass the caches. Its speed is that of memory for a pass that only
- * writes. */
+/* Fills an array, with stores that bypass the caches. This is the fastest speed that memory allows
+ * for a pass that only writes. */
 void bench_write_loop(float *to, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -116,7 +117,8 @@ const char *bench_triad_width(void) {
 
 /* --- Dense optimizers */
 
-/* Lets the compiler vectorize the next loop: its iterations do not depend on each other. */
+/* Tells the compiler that the iterations of the next loop do not depend on each other, so that it
+ * can vectorize the loop. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -163,7 +165,7 @@ BENCH_INSIDE void lion(struct bench_fused *fused) {
   }
 }
 
-/* The number of partial sums, which lets the compiler use vectors for the sums too. */
+/* The number of partial sums. With partial sums the compiler can also use vectors for summing. */
 #define LANES 64
 
 BENCH_INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes,

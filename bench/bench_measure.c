@@ -1,4 +1,4 @@
-/* Computes statistics, generates numbers, and runs the loop in which entries are timed by turns. */
+/* Computes statistics, generates numbers, and times entries by turns. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,8 +43,8 @@ static uint64_t random_bits(uint64_t *state) {
   return z ^ (z >> 31);
 }
 
-/* Returns a number that is nearly normally distributed: the sum of four 16-bit numbers, whose
- * variance is 4 * 2^32 / 12. */
+/* Returns a number that is nearly normally distributed, with variance 1. It is a scaled sum of four
+ * 16-bit numbers; the sum's variance is 4 * 2^32 / 12. */
 static float random_normal(uint64_t *state) {
   uint64_t bits = random_bits(state);
   int32_t sum = 0;
@@ -53,8 +53,9 @@ static float random_normal(uint64_t *state) {
   return ((float)sum + 0.5f) * (float)(1 / 37837.0);
 }
 
-/* The number of consecutive elements of one magnitude: in a real gradient, layers and rows of a
- * layer differ. It is a prime, so that regions do not end where blocks end. */
+/* The number of consecutive elements that have the same magnitude. The magnitude changes, as it
+ * does between the layers of a real gradient. The number is a prime, so that regions do not end
+ * where blocks end. */
 #define REGION 3011
 
 void bench_fill_values(float *values, size_t count, uint64_t seed) {
@@ -67,7 +68,8 @@ void bench_fill_values(float *values, size_t count, uint64_t seed) {
   }
 }
 
-/* Multiplies and adds to a row of 1024 elements, which stays in the first-level cache. */
+/* Repeats a multiplication and an addition on 1024 elements, which stay in the first-level
+ * cache. */
 void bench_compute_units(size_t units) {
   enum { ROW = 1024, PASSES = 8 };
   float row[ROW];
@@ -87,7 +89,7 @@ int bench_check_status(onebit_status_t status, const char *what) {
 }
 
 int bench_report_no_memory(const char *what, size_t count) {
-  bench_print_error("no memory for %zu %s", count, what);
+  bench_print_error("out of memory for %zu %s", count, what);
   return BENCH_FAILED;
 }
 
@@ -131,7 +133,8 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
   if (!values)
     return bench_report_no_memory("numbers", count);
   bench_fill_values(values, count, seed);
-  /* Converts in place. The shorter elements are written before those that are still to be read. */
+  /* Converts in place. Elements of `dtype` are shorter, so they never overwrite values that are
+   * still to be read. */
   for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < count; i++)
     ob_store(values, i, dtype, values[i]);
   onebit_status_t status = space->memory->copy(to, values, count * ob_dtype_size(dtype));
@@ -141,8 +144,8 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
 
 /* --- Progress */
 
-/* Seconds between progress lines. If the output is not a terminal, the interval starts at
- * FIRST_SECONDS and doubles up to MAX_SECONDS. */
+/* Seconds between progress lines: TERMINAL_SECONDS on a terminal. Otherwise the first line is due
+ * after FIRST_SECONDS, and then the interval doubles up to MAX_SECONDS. */
 #define TERMINAL_SECONDS 0.5
 #define FIRST_SECONDS    5
 #define MAX_SECONDS      60
@@ -188,9 +191,9 @@ struct bench_entry *bench_rounds_add_entry(struct bench_rounds *rounds, const ch
   return entry;
 }
 
-/* Returns the bytes that this host's interface has sent. The barrier separates two calls: it ends
- * when all messages of the previous call have left (their acknowledgements follow soon), and before
- * any message of the next call. */
+/* Returns the number of bytes that this host's interface has sent. The barrier separates the
+ * messages of two measurements: when it ends, all messages of the earlier one have left (only
+ * acknowledgements may follow), and none of the later one has. */
 static double read_link_bytes(const struct bench_rounds *rounds) {
   if (!rounds->link)
     return 0;
@@ -217,18 +220,18 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
   return BENCH_OK;
 }
 
-/* Shuffles the order in each round, in the same way on all ranks. Otherwise an entry would always
- * find the state (network buffers, cached memory) that the same other entry has left. */
+/* Shuffles the order of the entries, in the same way on all ranks. In a fixed order, an entry would
+ * always run after the same other entry, and find its network buffers and cached memory. */
 static void rounds_shuffle(size_t *order, size_t count, uint64_t *state) {
   for (size_t k = count; k > 1; k--) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u; /* generator: Knuth's MMIX */
+    *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
     size_t other = (size_t)(*state >> 33) % k, residual = order[k - 1];
     order[k - 1] = order[other];
     order[other] = residual;
   }
 }
 
-/* Times the entries. If a call fails, it fails on all ranks, so all of them return here. */
+/* Times the entries. If a call fails, it fails on all ranks, so all ranks return here. */
 static int time_entries(struct bench_rounds *rounds) {
   size_t order[BENCH_ENTRIES];
   uint64_t state = 1;

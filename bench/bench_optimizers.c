@@ -1,10 +1,11 @@
 /*
  * onebit-bench optimizers: times a step of each optimizer as a program calls it, on one rank and in
- * the compressed stage. Beside it, it times the dense step of the same optimizer: on the host a
- * plain fused loop for the widest vectors of this processor, on a device the library's kernel.
+ * the compressed stage. For comparison it also times the dense step of the same optimizer. On the
+ * host this is a fused loop with the widest vectors of this processor, and on a device it is the
+ * library's kernel.
  *
- * The single rank exchanges with itself: it compresses, reduces and applies all elements. One rank
- * among P would reduce only a P-th of them.
+ * The single rank exchanges with itself: it compresses, reduces and applies all elements. With P
+ * ranks, each rank would reduce only a P-th of the elements.
  */
 #include <math.h>
 #include <stdio.h>
@@ -13,8 +14,8 @@
 #include "bench/bench_passes.h"
 #include "optimizers/optimizer.h"
 
-/* A row. `options` names the options that are set to 1, so that the first step ends the warm-up.
- * `fused` is the dense step on the host. */
+/* A row. `options` are the names of options that are set to 1, so that the warm-up ends after the
+ * first step. `fused` has the loops of the dense step on the host. */
 struct step {
   const char *name;
   const struct ob_method *method;
@@ -27,8 +28,8 @@ struct step {
 #define DENSE_LAMB                                                                                 \
   .fused = {bench_fused_lamb, bench_fused_lamb_move}, .kinds = {OB_PASS_LAMB, OB_PASS_LAMB_MOVE}
 
-/* The rows. 0/1 Adam has three kinds of compressed steps. Nearly all steps of such a row are of the
- * kind that its name says. */
+/* The rows. 0/1 Adam has three kinds of steps in its compressed stage. In each of its rows nearly
+ * all steps are of the kind that the row names. */
 static const struct step steps[] = {
     {"Efficient-Adam", &ob_method_efficient_adam, {"warmup_steps"}, DENSE_ADAM},
     {"1-bit Adam", &ob_method_adam, {"freeze_step"}, DENSE_ADAM},
@@ -85,7 +86,7 @@ static int run_step(const struct bench_entry *entry) {
 
 /* --- The optimizer of a row */
 
-/* Sets an option of the method to a count. */
+/* Sets the method's option of this name to a count. */
 static void set_count(const struct ob_method *method, const char *name, size_t count,
                       unsigned char *options) {
   for (size_t k = 0; name && k < method->option_count; k++)
@@ -109,7 +110,7 @@ static void fill_options(const struct step *step, const struct bench_options *gi
     set_count(method, step->options[k], 1, options);
 }
 
-/* Creates the optimizer. If it has a warm-up, also makes the step of the warm-up. */
+/* Creates the optimizer and takes its first step, which ends the warm-up if there is one. */
 static onebit_status_t create_optimizer(struct run *run) {
   const struct bench_passes *passes = run->passes;
   const onebit_tensor_t tensor = {.parameter = passes->arrays[BENCH_PARAMETERS],
@@ -135,8 +136,8 @@ struct row {
   const struct bench_rounds *rounds;
 };
 
-/* Puts the ratio of the step's time to the dense step's time in the same round. Puts nothing if
- * only heads are printed. */
+/* Puts the ratio of the step's time to the time of the dense step in the same round. There are no
+ * times while heads are printed. */
 static void put_of_dense(struct bench_table *table, const struct bench_rounds *rounds) {
   const struct bench_entry *entries = rounds->entries;
   struct bench_statistics ratio = {.median = NAN, .minimum = NAN, .maximum = NAN};
@@ -171,7 +172,7 @@ static void steps_fields(struct bench_table *table, const void *context) {
 
 /* --- Measuring */
 
-/* Times the compressed step and the dense step by turns, and prints the row. */
+/* Times an optimizer's step and its dense step by turns, and prints the row. */
 static int measure_step(struct bench_job *job, struct run *run, bool first) {
   struct bench_rounds rounds = {0};
   const struct row row = {run, &rounds};
@@ -193,7 +194,7 @@ static int measure_step(struct bench_job *job, struct run *run, bool first) {
   return status;
 }
 
-/* Measures the optimizers. Leaves out those that cannot be created with these options. */
+/* Measures the optimizers, except those that the library cannot create with these options. */
 static int measure_steps(struct bench_job *job, struct bench_passes *passes) {
   const int count = sizeof steps / sizeof steps[0];
   int status = BENCH_OK, refused = 0;

@@ -1,5 +1,5 @@
-/* Defines the command line. It has the letters and long names of OSU's benchmarks, those of
- * nccl-tests unless they have another meaning in OSU's, and long names for onebit's own options. */
+/* Defines the command line. It has the options of OSU's benchmarks, and those of nccl-tests unless
+ * the name means something else in OSU's benchmarks. onebit's own options have long names. */
 #include <ctype.h>
 #include <limits.h>
 #include <math.h>
@@ -20,11 +20,11 @@ static const char *const algorithms[] = {"default", "all", NULL};
 /* The default size on a device, which is several times the size of a GPU's caches. */
 #define CUDA_BYTES ((size_t)256 << 20)
 
-/* The largest size. With it 64 bytes an element fit in a size_t, for more ranks than a machine
- * has. */
+/* The largest size. With it, the size of a buffer of 64 bytes per element still fits in a size_t,
+ * even with the elements of 65,536 ranks. */
 #define MAX_BYTES (SIZE_MAX >> 20)
 
-/* The functions of the option table return it: an error message about a wrong value, or NULL. */
+/* The result of a function that reads a value: NULL, or an error message. */
 typedef const char *reading;
 
 /* Reads a size in the form MAX, MIN: or MIN:MAX. */
@@ -37,7 +37,7 @@ static reading options_read_sizes(void *values, const char *value) {
     end = tool_read_integer(end, true, &last);
   if (!end || *end || first < sizeof(float) || first > MAX_BYTES || last > MAX_BYTES ||
       (last && last < first))
-    return "expected [MIN:]MAX or MIN:, bytes of at least 4, such as 4K:16M";
+    return "expected [MIN:]MAX or MIN: in bytes, at least 4, such as 4K:16M";
   if (range)
     options->smallest = first;
   if (!range || last)
@@ -56,7 +56,7 @@ static reading read_gpus(void *values, const char *value) {
   (void)values;
   return strcmp(value, "1") == 0
              ? NULL
-             : "a rank has one GPU: start ranks with mpirun, or with --nccl-ranks N";
+             : "each rank has one GPU: start ranks with mpirun, or with --nccl-ranks N";
 }
 
 static reading read_link(void *values, const char *value) {
@@ -99,17 +99,18 @@ static reading read_compare(void *values, const char *value) {
     size_t length = strcspn(value, ",");
     if (options->compare_count == BENCH_VARIANTS ||
         !read_variant(value, length, &options->compare[options->compare_count++]))
-      return "expected at most 12 of SCHEDULE[:WIRE], with commas";
+      return "expected at most 12 items SCHEDULE[:WIRE], separated by commas";
     value += length;
   } while (*value++);
   return NULL;
 }
 
-/* Reads a list of numbers of streams, each up to 1024. */
+/* Reads the list of --streams: numbers from 1 to 1024. */
 static reading read_streams(void *values, const char *value) {
   struct bench_options *options = values;
   options->stream_count = tool_read_list(value, 1, 1024, options->streams, BENCH_STREAMS);
-  return options->stream_count ? NULL : "expected at most 16 of N from 1 to 1024, with commas";
+  return options->stream_count ? NULL
+                               : "expected at most 16 numbers from 1 to 1024, separated by commas";
 }
 
 static reading read_transport(void *values, const char *value) {
@@ -124,30 +125,32 @@ static reading read_transport(void *values, const char *value) {
 /* clang-format off */
 static const struct tool_option rows[] = {
     {"message-size", 'm', TOOL_CALL, 0, "[MIN:]MAX",
-     "sizes, or MIN: to the default's end, doubling: bytes of float32\n"
-     "elements, at least 4, with K, M or G", .read = options_read_sizes},
-    {"iterations", 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations a size, at least 1",
+     "sizes from MIN to MAX, doubling; MIN: ends at the default's MAX. Sizes are\n"
+     "bytes of float32 elements, at least 4, and may end in K, M or G",
+     .read = options_read_sizes},
+    {"iterations", 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations per size, at least 1",
      .low = 1, .high = INT_MAX},
     {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "untimed iterations before the timed ones",
      .high = INT_MAX},
     {"full", 'f', TOOL_FLAG, AT(full), NULL,
-     "all columns: the spread too", .low = 0},
+     "print all columns, including the spread", .low = 0},
     {"validation", 'c', TOOL_FLAG, AT(check), NULL,
      "check the results; exit status 1 if one is wrong", .groups = BENCH_RANKED},
     {"num-test-calls", 't', TOOL_COUNT, AT(tests), "N",
-     "test calls in the computation, 0: none; default: one for each 200 us of it",
+     "test calls during the computation (0: none); default: one per 200 us",
      .high = INT_MAX, .groups = BENCH_NONBLOCKING},
     {"device", 'd', TOOL_CHOICE, AT(device), "NAME", "where the buffers are: host or cuda",
      .names = devices},
-    {"block-size", 0, TOOL_CALL, 0, "N", "elements that share a scale, or buffer: all of them",
+    {"block-size", 0, TOOL_CALL, 0, "N",
+     "elements that share a scale; buffer: all elements share one",
      .read = options_read_block_size},
     {"scale", 0, TOOL_CHOICE, AT(scale), "NAME", "rms, mean-absolute or largest",
      .names = bench_scales},
-    {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits an element: 1, 2, 4 or 8", .low = 1},
+    {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits per element: 1, 2, 4 or 8", .low = 1},
     {"residual-copies", 0, TOOL_INTEGER, AT(residual_copies), "N",
      "copies of the residuals that a plan or an optimizer keeps, 1 or 2", .low = 1},
     {"dtype", 0, TOOL_CHOICE, AT(dtype), "NAME",
-     "float32, bfloat16 or float16, of the compressed buffers",
+     "type of the compressed buffers: float32, bfloat16 or float16",
      .names = bench_dtypes, .groups = BENCH_RANKED | BENCH_CODEC},
     {"chunk", 0, TOOL_SIZE, AT(chunk_size), "N", "elements in one message", .low = 1},
     {"threads", 0, TOOL_INTEGER, AT(threads), "N", "OpenMP threads that compress and reduce",
@@ -160,60 +163,64 @@ static const struct tool_option rows[] = {
     {"wire", 0, TOOL_CHOICE, AT(variant.wire), "NAME",
      "bits, or dense: float32 by the same schedule", .names = bench_wires, .groups = BENCH_RANKED},
     {"compare", 0, TOOL_CALL, 0, "LIST",
-     "SCHEDULE[:WIRE],... by turns, a line each; at most 12",
+     "SCHEDULE[:WIRE],... measured by turns, one line each; at most 12",
      .read = read_compare, .groups = BENCH_COLLECTIVES},
     {"mpi-algorithms", 0, TOOL_CHOICE, AT(all_algorithms), "default|all",
-     "whether the dense collective is the best of the MPI library's algorithms",
+     "all: the dense collective is the best of the MPI library's algorithms",
      .names = algorithms, .groups = BENCH_COLLECTIVES},
     {"no-dense", 0, TOOL_FLAG, AT(no_dense), NULL, "leave out the dense collective",
      .groups = BENCH_RANKED},
-    {"json", 0, TOOL_FLAG, AT(json), NULL, "a JSON object a line, instead of the table", .low = 0},
-    {"csv", 0, TOOL_FLAG, AT(csv), NULL, "the same fields with commas, under their names",
+    {"json", 0, TOOL_FLAG, AT(json), NULL,
+     "print one JSON object per line instead of the table", .low = 0},
+    {"csv", 0, TOOL_FLAG, AT(csv), NULL,
+     "print the same fields separated by commas, under a line of their names",
      .low = 0},
     {"link", 0, TOOL_CALL, 0, "NAME",
      "counts the bytes that each host's network interface sends, by the\nkernel's counters",
      .read = read_link, .groups = BENCH_COLLECTIVES},
     {"rate", 0, TOOL_RATE, AT(rate), "RATE",
-     "of each host's link: adds columns with lower bounds of a call, from its\n"
-     "bytes at this rate and from its arithmetic",
+     "rate of each host's link: adds columns with lower bounds for the time of a\n"
+     "call, from its bytes at this rate and from its arithmetic",
      .groups = BENCH_COLLECTIVES},
     {"cores", 0, TOOL_INTEGER, AT(cores), "N",
-     "of all ranks together, for that arithmetic; default: one each",
+     "number of cores of all ranks together; --rate needs it; default: one per rank",
      .low = 1, .high = INT_MAX, .groups = BENCH_COLLECTIVES},
     {"ranks", 0, TOOL_INTEGER, AT(ranks), "N",
-     "ranks that are threads of this process, 1 to 4096, instead of MPI's",
+     "use N threads of this process as ranks, 1 to 4096, instead of MPI's ranks",
      .low = 1, .high = 4096, .groups = BENCH_RANKED},
     {"transport", 0, TOOL_CALL, 0, "NAME",
-     "nccl, with -d cuda: the ranks talk over NCCL, not by way of the host.\n"
-     "sockets: over the library's own connections, without MPI; RANK,\n"
-     "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are as torchrun sets them",
+     "nccl, with -d cuda: messages go over NCCL, not through the host.\n"
+     "sockets: messages go over the library's own connections, without MPI;\n"
+     "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are as torchrun sets them",
      .read = read_transport, .groups = BENCH_RANKED},
     {"connections", 0, TOOL_INTEGER, AT(connections), "N",
-     "of each two ranks, with --transport sockets, 1 to 64",
+     "connections between each two ranks, with --transport sockets, 1 to 64",
      .low = 1, .high = ONEBIT_SOCKETS_STREAMS, .groups = BENCH_RANKED},
     {"nccl-ranks", 0, TOOL_INTEGER, AT(nccl_ranks), "N",
-     "the same, with N ranks that are processes which this one starts,\n1 to 1024",
+     "like --transport nccl, with N ranks, 1 to 1024, which are processes\nthat this one starts",
      .low = 1, .high = 1024, .groups = BENCH_COLLECTIVES},
     {"streams", 0, TOOL_CALL, 0, "N,N,...",
      "ranks whose messages are reduced, each 1 to 1024, at most 16 of them",
      .read = read_streams, .groups = BENCH_CODEC},
-    {.kind = TOOL_HEADING, .help = "As nccl-tests have them; -f N and -c N, with a number, too:"},
+    {.kind = TOOL_HEADING,
+     .help = "The options of nccl-tests; -f and -c also take a number, as there:"},
     {"minbytes", 'b', TOOL_SIZE, AT(smallest), "N", "-m N:", .low = 4, .high = MAX_BYTES},
     {"maxbytes", 'e', TOOL_SIZE, AT(largest), "N", "-m N", .low = 4, .high = MAX_BYTES},
-    {"stepfactor", 0, TOOL_COUNT, AT(factor), "N", "from a size to the next; -f N; default 2",
-     .low = 2, .high = 1024},
+    {"stepfactor", 0, TOOL_COUNT, AT(factor), "N",
+     "factor from one size to the next, as -f N; default 2", .low = 2, .high = 1024},
     {"iters", 'n', TOOL_COUNT, AT(iterations), "N", "-i N", .low = 1, .high = INT_MAX},
     {"warmup_iters", 'w', TOOL_COUNT, AT(warmups), "N", "-x N", .high = INT_MAX},
-    {"check", 0, TOOL_CALL, 0, "N", "0: no -c, 1: -c; -c N", .read = read_check,
-     .groups = BENCH_RANKED},
-    {"ngpus", 'g', TOOL_CALL, 0, "1", "a rank has one GPU; --nccl-ranks N starts ranks",
+    {"check", 0, TOOL_CALL, 0, "N", "1: the same as -c; 0: without -c; also as -c N",
+     .read = read_check, .groups = BENCH_RANKED},
+    {"ngpus", 'g', TOOL_CALL, 0, "1", "each rank has one GPU; --nccl-ranks N starts ranks",
      .read = read_gpus, .groups = BENCH_COLLECTIVES},
     {.kind = TOOL_END}};
 /* clang-format on */
 
 /* --- Defaults, and valid combinations */
 
-/* Fills in sizes that were not given: from `first` to `last`, or only `last` if `first` is 0. */
+/* Fills in sizes that were not given. The default is the range from `first` to `last`, or only
+ * `last` if `first` is 0. */
 static void set_default_sizes(size_t first, size_t last, struct bench_options *options) {
   if (!options->largest)
     options->largest = options->smallest > last ? options->smallest : last;
@@ -221,7 +228,7 @@ static void set_default_sizes(size_t first, size_t last, struct bench_options *o
     options->smallest = first && first < options->largest ? first : options->largest;
 }
 
-/* Fills in defaults. On a device the default size exceeds every cache. */
+/* Fills in the other defaults, which depend on the benchmark and the device. */
 static void set_defaults(const struct bench_benchmark *benchmark, struct bench_options *options) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA;
   options->nccl = options->nccl || options->nccl_ranks;
@@ -232,7 +239,8 @@ static void set_defaults(const struct bench_benchmark *benchmark, struct bench_o
                     cuda ? CUDA_BYTES : benchmark->largest, options);
 }
 
-/* Finds the first option that does not fit the other options. */
+/* Returns false and writes an error if an option cannot be combined with the other options or with
+ * this build. */
 static bool check_combination(const struct bench_benchmark *benchmark,
                               const struct bench_options *options, char error[TOOL_ERROR]) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA, has_cuda = false, has_nccl = false;
@@ -251,17 +259,18 @@ static bool check_combination(const struct bench_benchmark *benchmark,
       {cuda && !has_cuda, "-d cuda", "this onebit-bench was built without CUDA"},
       {cuda && !benchmark->run_cuda, "-d cuda", "this subcommand runs on the host only"},
       {options->smallest > options->largest, smallest, "the smallest size is above -e"},
-      {options->json && options->csv, "--csv", "not with --json"},
+      {options->json && options->csv, "--csv", "cannot be combined with --json"},
       {!cuda && options->nccl_ranks, "--nccl-ranks", "needs -d cuda"},
       {!cuda && options->nccl, "--transport nccl", "needs -d cuda"},
       {options->nccl && !has_nccl, "--transport nccl", "this onebit-bench was built without NCCL"},
-      {options->nccl_ranks && options->ranks, "--nccl-ranks", "not with --ranks"},
-      {options->sockets && options->ranks, "--transport sockets", "not with --ranks"},
-      {options->sockets && cuda, "--transport sockets", "not with -d cuda"},
+      {options->nccl_ranks && options->ranks, "--nccl-ranks", "cannot be combined with --ranks"},
+      {options->sockets && options->ranks, "--transport sockets",
+       "cannot be combined with --ranks"},
+      {options->sockets && cuda, "--transport sockets", "cannot be combined with -d cuda"},
       {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
       {options->cores && !(options->rate > 0), "--cores", "needs --rate"},
       {cuda && (options->compare_count || options->link || options->rate > 0), "-d cuda",
-       "not with --compare, --link and --rate"}};
+       "cannot be combined with --compare, --link or --rate"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {
       snprintf(error, TOOL_ERROR, "%s: %s", rules[k].what, rules[k].why);
@@ -281,8 +290,8 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
                        .group = benchmark->kind};
 }
 
-/* Replaces -f and -c if a number follows, in the same word or the next one: these options take a
- * number in nccl-tests and none in OSU's benchmarks. */
+/* Replaces -f and -c by --stepfactor and --check if a number follows in the same or in the next
+ * argument. In nccl-tests these two options take a number, and in OSU's benchmarks they do not. */
 static void read_numbered_flags(int argc, char **argv) {
   static char words[2][48];
   for (int k = 2; k < argc; k++) {
@@ -297,8 +306,8 @@ static void read_numbered_flags(int argc, char **argv) {
   }
 }
 
-/* True if the command line has --transport sockets, even after the argument at which parsing
- * stopped. */
+/* True if the command line has --transport sockets anywhere, even after the argument at which
+ * parsing stops. */
 static bool has_sockets_option(int argc, char **argv) {
   bool found = false;
   for (int k = 2; k < argc; k++)
@@ -317,7 +326,7 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
   const bool sockets = has_sockets_option(argc, argv);
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
-  if (asked != TOOL_RUN) /* only one rank prints, and finding it needs no MPI */
+  if (asked != TOOL_RUN) /* with sockets, rank 0 prints the answer without MPI */
     options->sockets |= sockets;
   set_defaults(benchmark, options);
   return asked == TOOL_RUN && !check_combination(benchmark, options, error) ? TOOL_WRONG : asked;
@@ -332,7 +341,8 @@ int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_aske
   else if (speak)
     tool_print_answer(&tool, asked, error);
   if (asked == TOOL_HELP && speak)
-    printf("\nWithout -m sizes are %zu to %zu. onebit-bench(1) says what the columns mean.\n",
-           benchmark->smallest ? benchmark->smallest : benchmark->largest, benchmark->largest);
+    printf(
+        "\nWithout -m, sizes are %zu to %zu bytes. onebit-bench(1) says what the columns mean.\n",
+        benchmark->smallest ? benchmark->smallest : benchmark->largest, benchmark->largest);
   return asked == TOOL_WRONG ? BENCH_USAGE : BENCH_OK;
 }

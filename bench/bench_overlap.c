@@ -1,12 +1,12 @@
 /*
  * Measures how much of a nonblocking collective's communication a computation hides.
  *
- * The three times are those of OSU's osu_iallreduce: the communication alone, a dummy computation
- * that takes equally long, and both together. When they run together, calls of onebit_test (or
- * MPI_Test) are spread through the computation. Three things differ from OSU. The three are timed
- * by turns instead of one after the other. The computation is an amount of work and not a time, so
- * if it shares a core with the communication, it takes longer. The time of test calls counts as
- * communication.
+ * The benchmark takes the three times of OSU's osu_iallreduce: of the communication alone, of a
+ * dummy computation that takes equally long, and of both together. When both run together, calls of
+ * onebit_test (or MPI_Test) are spread through the computation. Three things differ from OSU. The
+ * three times are taken by turns instead of one after the other. The computation is a fixed amount
+ * of work and not a fixed time, so it takes longer if it shares a core with the communication. The
+ * time of test calls counts as communication.
  */
 #include <math.h>
 #include <string.h>
@@ -15,19 +15,19 @@
 
 enum { STRIDE = BENCH_OVERALL + 1 };
 
-/* The library's collective or MPI's. It is started, tested while a computation runs, and
- * finished. */
+/* A side of the comparison: the library's nonblocking collective, or MPI's. It is started, tested
+ * while a computation runs, and finished. */
 struct side {
   struct bench_case *test;
-  bool dense; /* MPI's collective */
+  bool dense; /* the side is MPI's collective */
   onebit_request_t request;
-  size_t tests;           /* the number of tests, which are spread through the computation */
-  size_t units;           /* the length of the computation */
+  size_t tests;           /* number of test calls, spread through the computation */
+  size_t units;           /* length of the computation, in bench_compute_units */
   onebit_status_t status; /* the first error */
 };
 
-/* --- The calls of a side. If a call fails, it fails on all ranks, and the next call on the same
- * plan fails at once. */
+/* --- The calls of a side. An error is only stored: it occurs on all ranks, and later calls on the
+ * same plan fail at once. */
 
 static void overlap_keep_error(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
@@ -88,9 +88,9 @@ double bench_overlap_percent(double overall, double compute, double pure) {
   return percent > 0 ? percent : 0;
 }
 
-/* Finds a computation that takes as long as the communication. It corrects a guess three times by
- * measured rounds: a call's time depends on what ran before it, and a unit takes longer if ranks
- * share cores. */
+/* Finds a computation that takes as long as the communication. Corrects a guess three times, each
+ * time by measured rounds: the time of a call depends on what ran before it, and a unit takes
+ * longer if ranks share cores. */
 static int calibrate_computation(struct bench_rounds *rounds, struct side *sides, size_t count,
                                  size_t warmups) {
   size_t wanted = rounds->rounds;
@@ -113,7 +113,8 @@ static int calibrate_computation(struct bench_rounds *rounds, struct side *sides
 
 /* --- Measuring */
 
-/* Sets the number of tests: that of the options, or one for each 200 us of the computation. */
+/* Sets the number of test calls to that of -t, or by default to one for each 200 us of the
+ * computation. */
 static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
                       struct side *sides, size_t count) {
   for (size_t k = 0; k < count; k++) {

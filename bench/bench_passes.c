@@ -1,4 +1,5 @@
-/* The passes of the codec, their arrays, and the rounds in which they are timed. */
+/* Implements the passes of the codec, creates their arrays, and prepares the rounds in which they
+ * are timed. */
 #include "bench/bench_passes.h"
 
 #include <math.h>
@@ -12,7 +13,8 @@
 const struct ob_adam_factors bench_factors = {0.9f, 0.999f, 0.1f, 0.001f, 1, 1, 1e-8f};
 const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
 
-/* --- The passes. A plan of one rank has one segment, divided into chunks with a message each. */
+/* --- The passes. A plan of one rank has one segment, which is divided into chunks. Each chunk has
+ * a message. */
 
 static struct ob_view passes_view(const struct bench_passes *passes, unsigned char *base,
                                   size_t chunk) {
@@ -20,8 +22,8 @@ static struct ob_view passes_view(const struct bench_passes *passes, unsigned ch
   return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
 
-/* Returns the distance between two streams' messages. It is a cache line more than in a plan's own
- * memory, so that messages that are read together do not compete for one set of the first-level
+/* Returns the distance in bytes between the messages of two streams. It is a cache line longer than
+ * in a plan, so that messages that are read together do not compete for one set of the first-level
  * cache. */
 static size_t stream_stride(const struct ob_geometry *geometry) {
   return geometry->chunks * geometry->stride + OB_ALIGNMENT;
@@ -44,8 +46,8 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
   ob_residual_commit(residual);
 }
 
-/* Runs the compress pass. If it works in place, it uses no streaming stores: an array that was just
- * read is still in the cache when it is written. */
+/* Runs the compress pass. A pass in place uses no streaming stores, since the array was just read
+ * and is still in the cache. */
 static int passes_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
@@ -65,7 +67,7 @@ static int passes_run_compress(const struct bench_entry *entry) {
 static int passes_run_reduce(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   struct ob_residual *server = &passes->plan->state->server;
-  struct ob_view in[1024]; /* 1024 is the largest number that --streams allows */
+  struct ob_view in[1024]; /* --streams allows at most 1024 */
   passes->work.stream = passes->plan->state->work.stream;
   passes->work.streams = entry->streams;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
@@ -113,7 +115,7 @@ static int passes_run_apply(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Defines a function that runs a loop over arrays. */
+/* Defines a function that runs a pass: a plain loop over arrays. */
 #define LOOP(name, call)                                                                           \
   static int name(const struct bench_entry *entry) {                                               \
     struct bench_passes *passes = entry->context;                                                  \
@@ -130,26 +132,26 @@ LOOP(run_scale_apart,
      bench_scale_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
 LOOP(run_write, bench_write_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
 
-/* The bytes that each pass must move. Memory that is read counts once, and so does memory that is
- * written. A cached store makes the processor read the memory first. This does not count: it is a
- * cost of the pass, not its work. Scales, 8 bytes a block, do not count either. */
+/* The bytes that each pass must move. Each read and each write of memory counts once. A cached
+ * store makes the processor read the memory first; this read does not count, since it is a cost of
+ * the pass and not its work. Scales, 8 bytes per block, do not count either. */
 /* clang-format off */
 const struct bench_pass
-    /* reads b and a, writes a */
+    /* reads a and b, writes a */
     bench_triad = {"triad", run_triad, .floats = 3},
     bench_triad_apart = {"triad, third array", run_triad_apart, .floats = 3},
     bench_scale = {"scale", run_scale, .floats = 2},
     bench_scale_apart = {"scale, second array", run_scale_apart, .floats = 2},
     bench_write = {"write", run_write, .floats = 1},
-    /* reads input and residual, writes residual and bit */
+    /* reads the input and the residual, writes the residual and the bit */
     bench_compress = {"compress", passes_run_compress, .inputs = 1, .floats = 2, .bits = 1,
                       .like = &bench_triad_apart},
     bench_compress_in_place = {"compress in place", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 1, .like = &bench_triad, .in_place = true},
-    /* as compress; also reads the momentum's bit */
+    /* reads and writes the same as compress; also reads the momentum's bit */
     bench_compress_momentum = {"compress momentum", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 2, .like = &bench_triad_apart, .momentum = true},
-    /* reads one bit of each stream and the residual, writes residual and bit */
+    /* reads a bit of each stream and the residual, writes the residual and the bit */
     bench_reduce = {"reduce", passes_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
                     .like = &bench_scale_apart, .streams = true},
     /* reads a bit, writes a value of the dtype */
@@ -157,8 +159,8 @@ const struct bench_pass
     bench_apply = {"adam apply", passes_run_apply, .kind = OB_PASS_APPLY, .like = &bench_triad};
 /* clang-format on */
 
-/* Returns the bytes an element of a pass. Does not count the movement array, which these parameters
- * do not have. */
+/* Returns the bytes per element that a pass of an optimizer moves. Does not count the array
+ * OB_MOVED, which is not used here. */
 static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind kind) {
   double bytes = 0;
   const unsigned accesses[] = {ob_pass_reads(kind), ob_pass_writes(kind)};
@@ -201,8 +203,8 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
     view.words[k] = random_word(&seed);
 }
 
-/* Fills an array with parameters, gradients, or a variance and its reciprocal that fit these.
- * Momentum and output begin as zeros. */
+/* Fills an array with random parameters or gradients, or with the variance or reciprocals that
+ * follow from the gradients. Momentum and output stay zeros. */
 static int fill_array(const struct bench_passes *passes, int array, float *values) {
   bool parameters = array == BENCH_PARAMETERS || array == BENCH_ANCHOR;
   if (array == BENCH_MOMENTUM || array == BENCH_OUTPUT)
@@ -243,7 +245,7 @@ onebit_status_t bench_passes_create_plan(const struct bench_options *options, on
   wanted.block_size = options->block_size;
   wanted.chunk_size = options->chunk_size;
   if (!wanted.chunk_size && wanted.device == ONEBIT_DEVICE_CUDA)
-    wanted.chunk_size = OB_MAX_CHUNK_ELEMENTS; /* makes one launch process as much as possible */
+    wanted.chunk_size = OB_MAX_CHUNK_ELEMENTS; /* one launch then processes as much as possible */
   wanted.threads = options->threads;
   return onebit_plan_create(passes->comm, passes->count, &wanted, plan);
 }
@@ -298,7 +300,7 @@ int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
   return create_arrays(passes);
 }
 
-/* Destroys passes in the memory of the host or of a device. */
+/* Destroys passes in host memory or device memory. */
 void bench_passes_destroy(struct bench_passes *passes) {
   void (*release)(void *) = passes->space->memory->release;
   if (!passes->kernels)
@@ -321,9 +323,9 @@ void bench_passes_destroy(struct bench_passes *passes) {
 #define ROUNDS  15
 #define WARMUPS 2
 
-/* The least number of elements in a timed measurement. With so many it takes milliseconds, and the
- * clock's error does not matter. With fewer than 4096 elements MOST_REPEATS calls are timed
- * together. */
+/* The smallest number of elements in a timed measurement: with so many it takes milliseconds, and
+ * the clock's error does not matter. For smaller arrays, several calls are timed together, at most
+ * MOST_REPEATS. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 #define MOST_REPEATS    ((size_t)1024)
 

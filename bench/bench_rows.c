@@ -1,5 +1,5 @@
-/* Prints rows of the collectives, first the columns of OSU's benchmarks, then onebit's own. Also
- * computes lower bounds of a call's time. */
+/* Prints rows of the benchmarks of collectives: first the columns of OSU's benchmarks, then
+ * onebit's own. Also computes lower bounds for the time of a call. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <time.h>
@@ -18,10 +18,11 @@ double bench_busbw(const struct bench_case *test, double seconds) {
   return bench_algbw(test, seconds) * rounds * (ranks - 1) / ranks;
 }
 
-/* --- Lower bounds of a call's time: that of its bytes at the rate of the links, and that of its
- * arithmetic on the cores that all ranks have together. */
+/* --- Two lower bounds for the time of a call: the time of its bytes at the rate of the links, and
+ * the time of its arithmetic on all cores of the ranks. */
 
-/* The number of measured calls. The call with the least arithmetic counts. */
+/* The number of measured calls. Each rank takes the call in which its arithmetic took least
+ * time. */
 #define CALLS 5
 
 /* Returns the processor time of this thread. */
@@ -31,7 +32,7 @@ static double processor_seconds(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Measures the processor seconds of all ranks, divided by the number of cores. */
+/* Measures a call's processor seconds, summed over all ranks and divided by the number of cores. */
 static int measure_plan_limit(struct bench_way *way) {
   const struct bench_case *test = way->test;
   double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;
@@ -51,12 +52,12 @@ static int measure_plan_limit(struct bench_way *way) {
 
 int bench_measure_limits(struct bench_case *test) {
   for (size_t k = 0; k < test->plan_count; k++)
-    if (test->ways[k].plan) /* otherwise the plan was refused, on all ranks */
+    if (test->ways[k].plan) /* else the library refused the plan, on all ranks */
       BENCH_TRY(measure_plan_limit(&test->ways[k]));
   return BENCH_OK;
 }
 
-/* Returns the seconds on a link, where a TCP packet of 1538 bytes carries 1448 bytes. */
+/* Returns the seconds that a link needs: a TCP packet of 1538 bytes carries 1448 bytes. */
 double bench_wire_seconds(const struct bench_options *options, double bytes) {
   return bytes / (options->rate * 1448 / 1538);
 }
@@ -101,14 +102,14 @@ void bench_collective_print_notes(struct bench_job *job, const struct bench_case
 
 /* --- Fields */
 
-/* Returns the head of a column, or NULL if the table does not have this column. */
+/* Returns the head of a column if the text table has this column, or else NULL. */
 static const char *head_if(bool wanted, const char *text) { return wanted ? text : NULL; }
 
 static bool row_compares(const struct bench_row *row) {
   return row->test->options->compare_count > 0;
 }
 
-/* Puts the settings of a row, both the requested ones and those that the plan chose. */
+/* Puts a row's requested settings, and those that the plan chose. */
 static void put_setting(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -147,7 +148,8 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_put_number(table, "tests", head_if(full, "Tests"), 12, 0, (double)row->tests);
 }
 
-/* Puts the times of a row. A nonblocking row has the times of its communication alone. */
+/* Puts the times of a row. For a nonblocking collective, these are the times of the communication
+ * alone. */
 static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics *time = &row->time->time;
@@ -181,8 +183,8 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
   bench_put_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
 }
 
-/* Puts the limits. Ranks of a host share its link. If there is only one host, each rank is treated
- * as if it had its own link. */
+/* Puts the lower bounds for the time. The ranks of a host share the host's link. If there is only
+ * one host, each rank counts as if it had its own link. */
 static void put_limits(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -195,7 +197,8 @@ static void put_limits(struct bench_table *table, const struct bench_row *row) {
                    row->time->time.median / (wire > computing ? wire : computing));
 }
 
-/* Puts the dense time. In a comparison MPI has separate rows. */
+/* Puts the time of the dense collective. With --compare, the text table has separate rows for MPI
+ * instead. */
 static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};
@@ -232,7 +235,7 @@ static void put_dense_overlap(struct bench_table *table, const struct bench_row 
 static void put_device(struct bench_table *table, const struct bench_row *row) {
   const struct bench_rounds *rounds = &row->test->rounds;
   double speedup = NAN;
-  if (row->dense && row->dense->times) /* there are no times while heads are printed */
+  if (row->dense && row->dense->times) /* heads are printed before there are times */
     speedup =
         bench_ratio(row->dense->times, row->time->times, rounds->rounds, rounds->scratch).median;
   bench_put_number(table, "speedup", "Speed-up", 10, 2, speedup);
@@ -263,7 +266,7 @@ static void rows_fields(struct bench_table *table, const void *context) {
     bench_put_number(table, "of_best", "Of best", 10, 3, row->of_best);
 }
 
-/* Puts a row without measurements for a case that the library refused. */
+/* Puts a row without measurements for a plan that the library refused, with the reason. */
 static void refused_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
   bench_put_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));

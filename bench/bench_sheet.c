@@ -1,7 +1,8 @@
 /*
  * onebit-bench codec: prints a row for each pass over memory, with the bytes that the pass must
  * move, and its speed relative to the triad loop and to a plain loop with the same reads and
- * writes. On a device the rows are kernels, relative to a copy within the device's memory.
+ * writes. On a device the passes are kernels, and their speed is relative to a copy in device
+ * memory.
  */
 #include "bench/bench_passes.h"
 
@@ -47,8 +48,8 @@ struct row {
   const struct bench_entry *entry;
 };
 
-/* Puts the ratio of the row's bytes a second to those of another entry: the median over the
- * rounds. */
+/* Puts the ratio of the row's bytes per second to another entry's in the same round: the median
+ * over all rounds. */
 static void put_ratio(struct bench_table *table, const struct row *row, const char *name,
                       const struct bench_entry *other) {
   const struct bench_entry *own = row->entry;
@@ -67,8 +68,8 @@ static void put_ratio(struct bench_table *table, const struct row *row, const ch
   bench_put_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
-/* Puts the ratio to a plain loop with the same traffic. If the plan writes residuals in place, that
- * loop also works in place. */
+/* Puts the ratio of the row's speed to that of the plain loop with the same reads and writes. If
+ * the plan writes residuals in place, the loop is one that works in place. */
 static void put_loop(struct bench_table *table, const struct row *row) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_rounds *rounds = row->rounds;
@@ -117,7 +118,8 @@ static void add_pass(struct bench_rounds *rounds, const struct bench_pass *pass,
   entry->streams = streams;
 }
 
-/* Adds the passes of the list. On a device some kernels only have messages of one bit. */
+/* Adds the passes of the list. With several bits, leaves out the device's kernels that support only
+ * messages of one bit. */
 static void add_passes(struct bench_rounds *rounds, const struct bench_list *list,
                        struct bench_passes *passes) {
   const struct bench_options *options = passes->job->options;
@@ -156,14 +158,14 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
   return status;
 }
 
-/* The plain loops show which speed memory allows passes like compress, reduce and store, with a
- * second array for residuals and in place. */
+/* The plain loops and the passes of the codec. The loops show how fast memory allows passes to be,
+ * with a second array for residuals and in place. */
 static const struct bench_list codec_list = {{&bench_triad, &bench_triad_apart, &bench_scale,
                                               &bench_scale_apart, &bench_write, &bench_compress,
                                               &bench_compress_momentum, &bench_compress_in_place,
                                               &bench_reduce, &bench_store, &bench_apply}};
 
-/* Measures all codecs that this machine can run, or the requested one, on the same memory. */
+/* Measures the requested codec, or all codecs that this machine can run, on the same arrays. */
 static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   const struct ob_codec *codec;
   for (size_t k = 0; (codec = ob_codec_row(k)) != NULL; k++)
@@ -175,7 +177,7 @@ static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   return BENCH_OK;
 }
 
-/* Measures the kernels of the device. Those of optimizers only have messages of one bit. */
+/* Measures the device's kernels. Those of optimizers support only messages of one bit. */
 static int measure_kernels(struct bench_job *job, struct bench_passes *passes) {
   BENCH_TRY(measure_list(job, passes, &bench_codec_kernels));
   if (job->options->bits > 1)

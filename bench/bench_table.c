@@ -1,5 +1,5 @@
-/* The table of subcommands, the functions that run a subcommand for each size, and the output of
- * rows as text, JSON and CSV. */
+/* Defines the table of subcommands, runs a subcommand for each size, and prints rows as text, JSON
+ * and CSV. */
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
@@ -19,22 +19,22 @@
 
 /* clang-format off */
 const struct bench_benchmark bench_table[] = {
-    {"allreduce", "onebit_allreduce beside MPI_Allreduce",
+    {"allreduce", "onebit_allreduce compared with MPI_Allreduce",
      BENCH_COLLECTIVES, 4 * K, 16 * M, bench_run_collective, CUDA(bench_cuda_collective)},
-    {"allgather", "onebit_allgather beside MPI_Allgather",
+    {"allgather", "onebit_allgather compared with MPI_Allgather",
      BENCH_COLLECTIVES, 4 * K, 4 * M, bench_run_collective, CUDA(bench_cuda_collective)},
-    {"reduce-scatter", "onebit_reduce_scatter beside MPI_Reduce_scatter_block",
+    {"reduce-scatter", "onebit_reduce_scatter compared with MPI_Reduce_scatter_block",
      BENCH_COLLECTIVES, 4 * K, 16 * M, bench_run_collective, CUDA(bench_cuda_collective)},
-    {"iallreduce", "onebit_iallreduce beside a computation, and MPI_Iallreduce",
+    {"iallreduce", "onebit_iallreduce during a computation, compared with MPI_Iallreduce",
      BENCH_NONBLOCKING, 4 * K, 16 * M, bench_run_nonblocking, NULL},
-    {"iallgather", "onebit_iallgather beside a computation, and MPI_Iallgather",
+    {"iallgather", "onebit_iallgather during a computation, compared with MPI_Iallgather",
      BENCH_NONBLOCKING, 4 * K, 4 * M, bench_run_nonblocking, NULL},
     {"ireduce-scatter",
-     "onebit_ireduce_scatter beside a computation, and MPI_Ireduce_scatter_block",
+     "onebit_ireduce_scatter during a computation, compared with MPI_Ireduce_scatter_block",
      BENCH_NONBLOCKING, 4 * K, 16 * M, bench_run_nonblocking, NULL},
-    {"codec", "one core's passes over memory, beside a triad loop",
+    {"codec", "one core's passes over memory, compared with a triad loop",
      BENCH_CODEC, 0, 128 * M, bench_run_codec, CUDA(bench_run_codec)},
-    {"optimizers", "each optimizer's step on one rank, beside its dense step",
+    {"optimizers", "each optimizer's step on one rank, compared with its dense step",
      BENCH_STEPS, 0, 128 * M, bench_run_optimizers, CUDA(bench_run_optimizers)},
     {0}};
 /* clang-format on */
@@ -71,8 +71,8 @@ int bench_run_benchmark(const struct bench_benchmark *benchmark,
   return status;
 }
 
-/* Measures each size. If a collective on the host has a wrong result, the next size is still
- * measured. After other failures it is not, since it would fail too. */
+/* Measures each size. After a failure of a collective on the host, such as a wrong result, the next
+ * size is still measured. Other failures end the run, since the next size would fail too. */
 int bench_measure_sizes(struct bench_job *job, bench_size *measure, void *context) {
   int worst = BENCH_OK;
   for (size_t bytes = job->options->smallest; bytes <= job->options->largest;
@@ -134,8 +134,8 @@ void bench_print_note(struct bench_table *table, const char *format, ...) {
 
 /* --- Fields */
 
-/* Prints a field of text. Two spaces precede a left-aligned column. A line of heads starts with "#
- * ". */
+/* Prints a field in text format. Two spaces precede a left-aligned column. A line of heads begins
+ * with "# ". */
 static void print_put_text(struct bench_table *table, int width, const char *text) {
   const char *before = table->fields == 0 && table->heads ? "# " : "";
   if (table->fields > 0 && width < 0)
@@ -144,7 +144,7 @@ static void print_put_text(struct bench_table *table, int width, const char *tex
   table->fields++;
 }
 
-/* Puts a value of CSV, in quotes if it contains a comma or a quote. */
+/* Puts a value in CSV format, in quotes if it contains a comma or a quote. */
 static void put_csv(struct bench_table *table, const char *text) {
   bool quoted = strpbrk(text, ",\"") != NULL;
   printf(table->fields++ ? "," : "");
@@ -156,8 +156,8 @@ static void put_csv(struct bench_table *table, const char *text) {
     printf("\"");
 }
 
-/* True if the caller must print the value. Otherwise the field does not belong to this format, or
- * this function has printed its head. */
+/* Returns true if the caller must print the field's value. Returns false if this format does not
+ * have the field, or if this function has printed the field's head. */
 static bool wants_value(struct bench_table *table, const char *key, const char *head, int width) {
   if (!(table->format == BENCH_TEXT ? head : key))
     return false;

@@ -1,5 +1,5 @@
-/* Ranks without MPI. They are threads of this process, or processes that it starts, and combine
- * numbers in shared memory. Or they are the processes of a launcher, such as torchrun, and
+/* Runs ranks without MPI. They are threads of this process or processes that it starts, which
+ * combine numbers in shared memory. Or they are processes of a launcher such as torchrun, which
  * communicate over the library's own connections. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -16,9 +16,9 @@
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
 
-#define PART ((size_t)4096) /* the number of values that are combined at a time */
+#define PART ((size_t)4096) /* number of values that are combined at a time */
 
-/* Combines the parts of all ranks. */
+/* Combines up to PART values of each rank to their sum or maximum. */
 static void team_reduce(const struct bench_team *team, const double *all, size_t part, bool sum,
                         double *values) {
   for (size_t i = 0; i < part; i++) {
@@ -31,10 +31,10 @@ static void team_reduce(const struct bench_team *team, const double *all, size_t
   }
 }
 
-/* The part of the shared memory that belongs to one rank. The array of these parts, from rank 0 on,
- * is followed by the ranks' numbers. */
+/* A rank's entry in the shared memory. The shared memory has an array of these entries, one per
+ * rank, and then the numbers that the ranks combine. */
 struct member {
-  pthread_barrier_t barrier; /* only the barrier of rank 0 is used */
+  pthread_barrier_t barrier; /* only that of rank 0 is used */
   struct bench_team team;
   bench_body *body;
   const void *context;
@@ -62,7 +62,8 @@ static void team_combine(struct bench_team *team, double *values, size_t count, 
 
 static const struct bench_team_kind kind = {.barrier = team_barrier, .combine = team_combine};
 
-/* Allocates the shared memory of all ranks. `run` starts the ranks as threads or processes. */
+/* Allocates the shared memory of all ranks, and calls `run`, which starts the ranks as threads or
+ * processes and waits for them. */
 static int run_members(int ranks, bench_body *body, const void *context,
                        int (*run)(struct member *members, int ranks)) {
   pthread_barrierattr_t shared;
@@ -93,8 +94,8 @@ static void *bench_run_thread(void *argument) {
   return NULL;
 }
 
-/* Runs the ranks as threads; rank 0 is the calling thread. The program ends if a thread cannot be
- * started: the ranks of an incomplete team would wait for ever. */
+/* Runs the ranks as threads; rank 0 is the calling thread. If a thread cannot be started, ends the
+ * program, since the other ranks would wait for the missing rank for ever. */
 static int bench_run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
   int worst = comms ? bench_check_status(onebit_comm_create_loopback(ranks, comms),
@@ -106,7 +107,7 @@ static int bench_run_threads(struct member *members, int ranks) {
       bench_run_thread(&members[0]);
     else if (pthread_create(&members[rank].id.thread, NULL, bench_run_thread, &members[rank]) !=
              0) {
-      bench_print_error("--ranks %d: no thread for rank %d", ranks, rank);
+      bench_print_error("--ranks %d: the thread for rank %d cannot be created", ranks, rank);
       exit(BENCH_FAILED);
     }
   }
@@ -128,7 +129,7 @@ int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
 
 /* --- Processes */
 
-/* Runs in the process of a rank. The process must not outlive its parent. */
+/* Runs the body in the process of a rank. The kernel kills the process when its parent ends. */
 static int bench_run_process(struct member *member) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   int status =
@@ -140,8 +141,8 @@ static int bench_run_process(struct member *member) {
   return status;
 }
 
-/* The milliseconds in which the other ranks may notice and report a failure: one rank may have
- * failed alone while the others wait for it. */
+/* After a rank has failed, the other ranks have this many milliseconds to report errors of their
+ * own before they are killed. They may be waiting for the rank that failed. */
 #define GRACE_MS 5000
 
 static int wait_for_processes(struct member *members, int ranks) {
@@ -167,7 +168,7 @@ static int wait_for_processes(struct member *members, int ranks) {
   return worst;
 }
 
-/* Forks the ranks. If one can not be started, the others are ended: they would wait for it for
+/* Forks the ranks. If a rank cannot be started, kills the other ranks, which would wait for it for
  * ever. */
 static int run_processes(struct member *members, int ranks) {
   fflush(NULL);
@@ -177,7 +178,7 @@ static int run_processes(struct member *members, int ranks) {
       _exit(bench_run_process(&members[rank]));
     members[rank].id.process = process;
     if (process < 0) {
-      bench_print_error("--nccl-ranks %d: no process for rank %d", ranks, rank);
+      bench_print_error("--nccl-ranks %d: the process for rank %d cannot be created", ranks, rank);
       while (rank-- > 0)
         kill(members[rank].id.process, SIGKILL);
       wait_for_processes(members, 0);
@@ -193,7 +194,7 @@ int bench_team_run_processes(int ranks, bench_body *body, const void *context) {
 
 /* --- Processes that a launcher has started */
 
-/* Ends the process after a failure: the ranks of an incomplete team would wait for ever. */
+/* Ends the process after an error. If it went on, the ranks could wait for each other for ever. */
 static void exit_on_error(onebit_status_t status, const char *what) {
   if (bench_check_status(status, what) != BENCH_OK)
     exit(BENCH_FAILED);
@@ -203,7 +204,8 @@ static void bench_sockets_barrier(struct bench_team *team) {
   exit_on_error(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
-/* Exchanges the ranks' numbers. The team's state has space for PART numbers of each rank. */
+/* Sends this rank's numbers to all other ranks, and receives theirs. team->state has space for PART
+ * numbers of each rank. */
 static void team_exchange(struct bench_team *team, size_t count) {
   struct ob_batch *batch = team->comm->control;
   double *all = team->state, *mine = all + (size_t)team->rank * PART;

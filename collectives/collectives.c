@@ -70,8 +70,8 @@ static void back_off(onebit_plan_t plan, unsigned idle) {
     ob_backoff(idle);
 }
 
-/* Runs the plan's steps: to the end of the list, or with `wait` false until a step has to wait.
- * Returns true at the end of the list; this thread then has the claim on the plan. While a step
+/* Runs the plan's steps: to the end of the list, or if `wait` is false until a step has to wait.
+ * Returns true at the end of the list; this thread then holds the claim on the plan. While a step
  * waits for a message, the other requests in flight advance too, because a peer may need one of
  * them before it answers. So a step may block only if its request is the only one. */
 static bool walk_steps(onebit_plan_t plan, bool wait) {
@@ -93,15 +93,16 @@ static bool walk_steps(onebit_plan_t plan, bool wait) {
   }
 }
 
-/* True for a held call that has succeeded and still has to be applied. */
+/* True if the plan has a held call (ob_call.hold) that has succeeded and still has to be
+ * applied. */
 static bool is_awaiting_apply(const struct onebit_plan *plan) {
   return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
 /* Undoes a call. If residuals have one copy, the first message of the call has already changed
  * them. If results may already have overwritten the input, the call cannot be undone: its residuals
- * are committed. No rank's input was at fault then, and the messages were sent, so the residuals
- * are the rounding error of what was sent. */
+ * are committed. Results are applied only if no rank's input was at fault and all messages were
+ * sent, so the residuals are the rounding errors of the values that were sent. */
 static void call_undo(onebit_plan_t plan) {
   if (plan->flight->apply_early_ok && ob_residual_has_changed(&plan->state->worker))
     ob_residual_commit(&plan->state->worker), ob_residual_commit(&plan->state->server);
@@ -133,7 +134,7 @@ static void log_call(onebit_plan_t plan) {
          onebit_status_string(plan->flight->outcome.status));
 }
 
-/* Ends the call of a plan that is claimed. */
+/* Ends the call of a plan that this thread has claimed. */
 static onebit_status_t call_leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->state->in_flight = false;
@@ -219,7 +220,7 @@ static onebit_status_t check_pointer(const char *name, const void *buffer, size_
   return ONEBIT_OK;
 }
 
-/* Fails if the buffers overlap, except in a call in place, where the shorter buffer is this rank's
+/* Fails if the buffers overlap, except in an in-place call, where the shorter buffer is this rank's
  * part of the longer one. */
 static onebit_status_t check_overlap(const struct onebit_plan *plan, const void *sendbuf,
                                      const void *recvbuf) {
@@ -233,8 +234,9 @@ static onebit_status_t check_overlap(const struct onebit_plan *plan, const void 
   bool gather = plan->options.operation == ONEBIT_ALLGATHER;
   if (s + (scatter ? part : 0) == r + (gather ? part : 0))
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "sendbuf %p and recvbuf %p overlap, and are not in place",
-                  sendbuf, recvbuf);
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "sendbuf %p and recvbuf %p overlap, but the call is not in place", sendbuf,
+                  recvbuf);
 }
 
 static onebit_status_t call_check_buffers(const struct onebit_plan *plan, const void *sendbuf,
@@ -284,7 +286,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
     return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
   if (on_stream && plan->options.device == ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "plan is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
+                    "plan is for host memory, since its device option is ONEBIT_DEVICE_HOST");
   if (plan->options.operation != operation)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
                     ob_operation_name(plan->options.operation), ob_operation_name(operation));
@@ -340,7 +342,7 @@ static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_pla
   if (request)
     *request = NULL;
   OB_TRY(call_start(sendbuf, recvbuf, plan, operation, request, false, NULL));
-  if (!request) /* the caller cannot wait without a request: tell the others, end the call */
+  if (!request) /* without a request the caller cannot wait: tell the other ranks, end the call */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
   *request = encode_request(plan);

@@ -1,4 +1,4 @@
-/* Communicators: the part that all transports share, and agreements among ranks. */
+/* Implements the part of communicators that all transports share, and agreements among ranks. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/communicator.h"
 
@@ -35,7 +35,7 @@ onebit_status_t ob_batch_create(onebit_comm_t comm, size_t capacity, struct ob_b
   }
   ob_batch_destroy(batch);
   *result = NULL;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a batch of %zu messages", capacity);
 }
 
 bool ob_batch_destroy(struct ob_batch *batch) {
@@ -61,8 +61,9 @@ static onebit_status_t begin_progress_thread(onebit_comm_t comm) {
   bool wanted;
   OB_TRY(ob_progress_wanted(&wanted));
   if (wanted && comm->transport->threads && !comm->transport->threads())
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "ONEBIT_PROGRESS=thread: MPI was not initialised with MPI_THREAD_MULTIPLE");
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "ONEBIT_PROGRESS=thread needs MPI_THREAD_MULTIPLE, with which MPI was not initialised");
   if (wanted)
     OB_TRY(ob_progress_begin(comm->engine));
   comm->progress = wanted;
@@ -75,7 +76,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   onebit_comm_t comm = ob_handle_create(OB_HANDLE_COMM, sizeof *comm);
   *result = NULL;
   if (!comm)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   comm->transport = transport;
   comm->users = 1;
   comm->forks = ob_forks();
@@ -92,7 +93,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   if (!comm->control_memory || ob_hosts_create(&comm->hosts, host_of, rank, size) != ONEBIT_OK ||
       ob_batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
     ob_comm_release(comm);
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator of %d ranks", size);
   }
   onebit_status_t status = communicator_read_settings(comm);
   if (status == ONEBIT_OK)
@@ -181,7 +182,7 @@ onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
   comm->host_names = ob_allocate((size_t)comm->size, sizeof *comm->host_names);
   return comm->host_names
              ? ONEBIT_OK
-             : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the names of %d hosts", comm->size);
+             : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the names of %d hosts", comm->size);
 }
 
 /* --- Agreement: one small message from each to each --------------------------------------------*/
@@ -241,26 +242,25 @@ static void seal_proposal(onebit_comm_t comm, struct proposal *mine) {
 static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoint *in) {
   const struct proposal *theirs = in->data;
   if (in->bytes != OB_AGREE_BYTES)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its options",
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes where its options have %d bytes",
                     in->peer, in->bytes, OB_AGREE_BYTES);
   if (theirs->magic != PROPOSAL_MAGIC)
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "rank %d sent another message than its options: do all ranks create, load and "
+                    "rank %d sent a message that is not its options: do all ranks create, load and "
                     "save in the same order?",
                     in->peer);
   if (theirs->version != PROPOSAL_VERSION)
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "rank %d sent options in version %" PRIu32
-                    " of the protocol, this library has version %d: install one version on all "
-                    "hosts",
+                    "rank %d sent its options in protocol version %" PRIu32
+                    ", but this library has version %d: install the same onebit on all hosts",
                     in->peer, theirs->version, PROPOSAL_VERSION);
   if (theirs->checksum != compute_proposal_checksum(theirs))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "the options of rank %d were damaged on their way",
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the options that rank %d sent were damaged on the way",
                     in->peer);
   if (theirs->number != comm->agreements || theirs->count > OB_TERMS)
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "rank %d is at number %" PRIu64
-                    " of the calls that create, load or save, this rank at %" PRIu64
+                    "rank %d is at its call number %" PRIu64
+                    " that creates, loads or saves, this rank at number %" PRIu64
                     ": all ranks must make these calls in the same order",
                     in->peer, theirs->number, (uint64_t)comm->agreements);
   return ONEBIT_OK;
@@ -371,7 +371,7 @@ onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
   else if (gethostname(own, OB_HOST_NAME_BYTES - 1) != 0)
     own[0] = '\0';
   if (comm->size > 1)
-    OB_TRY(exchange_values(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
+    OB_TRY(exchange_values(comm, comm->host_names, OB_HOST_NAME_BYTES, "exchange of host names"));
   for (int rank = 0; rank < comm->size; rank++)
     comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
   ob_comm_log(comm);

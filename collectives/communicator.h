@@ -32,7 +32,7 @@ struct onebit_comm {
   int rank, size;
   unsigned forks; /* ob_forks() of the process that made the communicator */
   struct ob_hosts hosts;
-  struct ob_costs costs; /* by which plans choose a schedule; the same on all ranks */
+  struct ob_costs costs; /* the costs by which plans choose a schedule; the same on all ranks */
   void *state;           /* the state of the transport */
   int largest_tag;       /* tags are 0 .. largest_tag; agreements use tag 0 */
   /* The number of agreements so far, including failed ones. All ranks take part in each agreement,
@@ -55,7 +55,7 @@ struct onebit_comm {
   unsigned char *control_memory;
 };
 
-/* Creates a communicator over that transport. `host_of` tells which ranks share a host (hosts.h).
+/* Creates a communicator over a transport. `host_of` tells which ranks share a host (hosts.h).
  * `engine` NULL: the communicator has its own. ONEBIT_ERROR_MEMORY: *comm is NULL, and the caller
  * still owns `state`. */
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
@@ -72,7 +72,7 @@ int ob_comm_tag(onebit_comm_t comm);
 /* Begins a batch and counts its bytes. */
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
 
-/* Does the same on a stream of a device (`put` in transport.h). */
+/* Begins a batch on a stream of a device (`put` in transport.h), and counts its bytes. */
 onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream);
 
 /* Add a user of the communicator, and remove one. A plan or an optimizer is a user, so the
@@ -87,9 +87,9 @@ void ob_comm_release(onebit_comm_t comm);
  * belong to that process. */
 bool ob_comm_is_foreign(onebit_comm_t comm);
 
-/* Both return ONEBIT_ERROR_TRANSPORT if the communicator has ended, or if ob_comm_is_foreign is
- * true. ob_comm_check is called before an operation begins. ob_comm_health is called in waits, and
- * also asks the transport. */
+/* ob_comm_check and ob_comm_health return ONEBIT_ERROR_TRANSPORT if the communicator has ended, or
+ * if ob_comm_is_foreign is true. ob_comm_check is called before an operation begins. ob_comm_health
+ * is called in waits, and also asks the transport. */
 onebit_status_t ob_comm_check(onebit_comm_t comm);
 onebit_status_t ob_comm_health(onebit_comm_t comm);
 
@@ -113,8 +113,8 @@ static inline const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
  * left waiting.
  */
 
-/* A number that must be the same on all ranks. A name that begins with OB_TERM_DOUBLE is that of a
- * double, whose bits are the value; it is shown without this mark. */
+/* A number that must be the same on all ranks. If the name begins with OB_TERM_DOUBLE, the value is
+ * the bits of a double; messages show the name without this mark. */
 #define OB_TERM_DOUBLE "\001"
 struct ob_term {
   const char *name;

@@ -1,6 +1,7 @@
 /*
- * Executors run a plan's steps: on the host or on a device, in that memory. Every executor works
- * with any schedule, and with any transport that can send from the memory of its messages.
+ * Executors run a plan's steps: on the host, in host memory, or on a device, in device memory.
+ * Every executor works with any schedule, and with any transport that can send from the memory of
+ * its messages.
  */
 #ifndef OB_COLLECTIVES_EXECUTOR_H
 #define OB_COLLECTIVES_EXECUTOR_H
@@ -14,7 +15,7 @@
 
 struct ob_executor {
   const char *codec;                 /* codec name for a plan's info; NULL: the plan's codec */
-  const struct ob_memory *residuals; /* memory of residuals and of sums of runs */
+  const struct ob_memory *residuals; /* memory of residuals, and of the sums of their runs */
   const struct ob_memory *messages;  /* memory of messages, which the transport reads and writes */
   bool shares_memory;                /* ranks of a host add inputs in shared memory (host.h) */
   bool deferred;                     /* the host learns the outcome of a call only afterwards */
@@ -49,8 +50,8 @@ struct ob_executor {
   onebit_status_t (*begin)(const struct onebit_plan *plan);
   void (*end)(const struct onebit_plan *plan);
 
-  /* Undoes the changes of residuals that have one copy, up to two roundings, after a call that is
-   * skipped or fails. NULL: residuals have two copies. */
+  /* Undoes the changes of residuals that have one copy, to within two roundings, after a call that
+   * is skipped or fails. NULL: residuals have two copies. */
   void (*undo)(const struct onebit_plan *plan);
 
   /* Called before and after steps. `enter` makes the plan's device current for this thread and
@@ -66,12 +67,12 @@ struct ob_executor {
   ob_step_run *run[OB_STEP_KINDS];
 };
 
-/* The executor that computes on the processor, in memory of the host. */
+/* The executor that computes on the CPU, in host memory. */
 extern const struct ob_executor ob_executor_host;
 
 #ifdef ONEBIT_HAVE_CUDA
 /* The executors that compute with kernels, in memory of a GPU. Staged: the host runs the steps, and
- * messages pass through pinned memory of the host. Stream: the steps are enqueued on a stream, the
+ * messages pass through pinned host memory. Stream: the steps are enqueued on a stream, the
  * transport sends from memory of the GPU, and kernels also write and check the headers. */
 extern const struct ob_executor ob_executor_staged, ob_executor_stream;
 
@@ -84,8 +85,8 @@ bool ob_cuda_owns(const void *memory, int *device);
 onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
                                        const void *buffer);
 
-/* Returns the executor of plans on this device over this communicator's transport; NULL: this build
- * has none. */
+/* Returns the executor for plans on this device over this communicator's transport; NULL: this
+ * build has none. */
 const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t device);
 
 /* Sets the plan's executor, from the plan's options and its communicator's transport.

@@ -1,5 +1,5 @@
-/* The executor of the host: its functions run the steps that compute, with a codec of the
- * processor. They make messages from inputs, results from messages, and outputs from results. */
+/* The host executor: its functions run the steps that compute, with a codec for the CPU. They make
+ * messages from inputs, results from messages, and outputs from results. */
 #include <string.h>
 
 #include "base/error.h"
@@ -113,8 +113,7 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
-/* Makes views of the messages of all members that are about this rank's segment, in the order of
- * the members. */
+/* Makes views of all members' messages about this rank's segment, in the order of the members. */
 static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
                                  const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -124,7 +123,7 @@ static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
   }
 }
 
-/* Makes views of the messages of all members, each of which is about the whole buffer. */
+/* Makes views of all members' messages, each of which is about the whole buffer. */
 static void view_whole_messages(const struct onebit_plan *plan, size_t chunk,
                                 const struct ob_message_shape *shape) {
   for (size_t member = 0; member < plan->geometry.members; member++)
@@ -172,7 +171,8 @@ static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t ch
 /* --- Apply. A call that fails late has applied some chunks already: in a window, or if the last
  * message is damaged --- */
 
-/* Applies a result to an optimizer. If the pass reads the last call's result, it gets that too. */
+/* Runs an optimizer's pass on a result. If the pass reads the last call's result, it gets that
+ * too. */
 static void executor_host_update(const struct onebit_plan *plan, const struct ob_view *in,
                                  const struct ob_message_shape *shape, size_t segment,
                                  size_t chunk) {
@@ -284,7 +284,7 @@ static bool executor_host_commit(const struct onebit_plan *plan, size_t chunk, b
   ob_residual_commit(&plan->state->server);
   plan->state->server_large = ob_residual_has_large_scale(&plan->state->server);
   if (plan->options.no_error_feedback) {
-    ob_residual_forget(&plan->state->worker); /* cannot fail in memory of the host */
+    ob_residual_forget(&plan->state->worker); /* never fails in host memory */
     ob_residual_forget(&plan->state->server);
   }
   plan->state->result_now = !plan->state->result_now;
@@ -300,10 +300,10 @@ onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const cha
 #ifdef ONEBIT_HAVE_CUDA
   int device;
   if (ob_cuda_owns(buffer, &device))
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s is %p, memory of CUDA device %d, and the device option is "
-                    "ONEBIT_DEVICE_HOST",
-                    name, buffer, device);
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "%s is %p in memory of CUDA device %d, but the device option is ONEBIT_DEVICE_HOST", name,
+        buffer, device);
 #else
   (void)name, (void)buffer;
 #endif
@@ -367,10 +367,10 @@ onebit_status_t ob_executor_choose(struct onebit_plan *plan) {
   plan->executor = ob_executor_for(plan->comm, plan->options.device);
   if (!plan->executor)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+                    "device is ONEBIT_DEVICE_CUDA, but this library was built without CUDA");
   if (plan->executor == &ob_executor_host && !transport->host_messages)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_HOST: %s moves messages between GPUs only",
+                    "device is ONEBIT_DEVICE_HOST, but %s moves messages only between GPUs",
                     transport->name);
   return plan->executor->open ? plan->executor->open(plan) : ONEBIT_OK;
 }

@@ -23,10 +23,10 @@ struct ob_geometry {
    * number among them. Members are all ranks, or in a hierarchical plan the ranks that have the
    * same local number on their hosts. Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;   /* every message has all elements: one segment, format of a result */
+  bool whole;   /* every message has all elements: there is one segment */
   bool rotated; /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
-  bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
-  /* Bits an element in the messages that ranks send, and in the messages that servers send back
+  bool one_scale, dense, half; /* properties of messages (struct ob_message_shape) */
+  /* Bits per element in the messages that ranks send, and in the messages that servers send back
    * (ob_serve_width). */
   unsigned width, result_width;
   /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride. `base`
@@ -48,8 +48,8 @@ OB_INLINE size_t ob_neighbour(const struct ob_geometry *geometry, size_t distanc
   return (geometry->member + distance) % geometry->members;
 }
 
-/* Returns the shape of a message without its number of words. ob_plan_message adds that number,
- * which takes a search. */
+/* Returns the shape of a message without its number of words. ob_plan_message adds that number, for
+ * which it has to search the layout. */
 OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *geometry,
                                                     size_t segment, size_t chunk) {
   const size_t *bound = geometry->bounds + segment * geometry->chunks + chunk;

@@ -64,7 +64,7 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
   hosts->ranks = ob_allocate((size_t)size, sizeof *hosts->ranks);
   if (!tallies || !hosts->ranks) {
     ob_release(tallies);
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", size);
   }
   for (int r = 0; r < size; r++) {
     struct tally *tally = &tallies[first_rank_on_host(host_of, r)];
@@ -114,8 +114,8 @@ static uint64_t make_block_name(void) {
 
 static onebit_status_t report_shared_error(const char *call, const struct ob_shared *shared,
                                            int code) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "%s: %s: no %zu bytes of shared memory (/dev/shm)", call,
-                  strerror(code), shared->bytes);
+  return ob_error(ONEBIT_ERROR_MEMORY, "%s: %s: out of shared memory for %zu bytes (/dev/shm)",
+                  call, strerror(code), shared->bytes);
 }
 
 static int open_block(uint64_t name, int flags) {
@@ -180,7 +180,7 @@ static onebit_status_t allocate_own_block(struct ob_shared *shared, int file) {
 }
 
 /* Makes a block with a name, and locks it. Another process may remove the block before it is
- * locked, as if its owner had been killed; this function then makes another block. */
+ * locked, taking it for one of a killed process; this function then makes another block. */
 static onebit_status_t open_own_block(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {
@@ -205,7 +205,7 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   *shared = (struct ob_shared){.bytes = bytes, .blocks = blocks, .own = own};
   shared->base = ob_allocate((size_t)blocks, sizeof *shared->base);
   if (!shared->base)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %d shared blocks", blocks);
   unlink_abandoned();
   OB_TRY(open_own_block(shared));
   return allocate_own_block(shared, shared->file);
@@ -218,7 +218,7 @@ static onebit_status_t check_block(const struct ob_shared *shared, int file, uin
   if (fstat(file, &is) != 0)
     return report_shared_error("fstat", shared, errno);
   if (!S_ISREG(is.st_mode) || is.st_uid != geteuid())
-    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu",
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not shared memory of user %lu",
                     shared_path_of(name).text, (unsigned long)geteuid());
   if ((uintmax_t)is.st_size != shared->bytes)
     return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s has %ju bytes, not %zu",
@@ -231,7 +231,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
     return ONEBIT_OK;
   int file = open_block(name, 0);
   if (file < 0)
-    return report_shared_error("shm_open of another rank's", shared, errno);
+    return report_shared_error("shm_open of another rank's block", shared, errno);
   onebit_status_t status = check_block(shared, file, name);
   if (status == ONEBIT_OK)
     status = map_block(shared, block, file);

@@ -34,7 +34,7 @@ void ob_hosts_destroy(struct ob_hosts *hosts);
 struct ob_shared {
   size_t bytes;
   int blocks, own;
-  uint64_t name;        /* of this rank's block; 0: it has no name, or no longer one */
+  uint64_t name;        /* the name of this rank's block; 0: none, or none any more */
   int file;             /* open and locked while the block has a name, so that it is not removed */
   unsigned char **base; /* the address of block k; NULL while it is not attached */
 };

@@ -1,5 +1,5 @@
-/* Changes the width (bits an element) of plans: by the ladder, which measures the residual; by a
- * call that sets or restores a width; and for several plans by a budget of bytes. */
+/* Changes the width (bits per element) of plans: by the ladder, which measures the residual; by a
+ * function that sets or restores a width; and for several plans by a budget of bytes. */
 #include "collectives/ladder.h"
 
 #include <inttypes.h>
@@ -25,8 +25,8 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 /* The number of windows after a change of width in which the residual of the old width decays. */
 #define SETTLING_WINDOWS 2
 
-/* The limit of patience, in windows: each increase of the width after a decrease doubles the
- * patience. */
+/* The largest value of `patience` (ob_ladder_state), in windows: each increase of the width after a
+ * decrease doubles it. */
 #define MAX_PATIENCE 64
 
 /* --- A call ------------------------------------------------------------------------------------*/
@@ -55,9 +55,9 @@ static double ladder_ratio_of(const struct ob_norms *norms) {
   return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
 }
 
-/* Returns the largest ratio of residual to input that half as many bits can give. If the part q of
- * a value's norm remains after quantising, |e'| = q |x + e| <= q (|x| + |e|), so the ratio stays
- * below q / (1 - q). From q = 1 on the residual grows without bound. */
+/* Returns an upper bound of the ratio of residual to input with half as many bits. If quantising
+ * leaves the part q of a value's norm, |e'| = q |x + e| <= q (|x| + |e|), so the ratio stays below
+ * q / (1 - q). From q = 1 on the residual grows without bound. */
 static double max_ratio_in_half_width(const struct ob_norms *norms) {
   const double part = norms->value > 0 ? sqrt(norms->lower / norms->value) : 0;
   return part < 1 ? part / (1 - part) : INFINITY;
@@ -145,11 +145,11 @@ struct ob_ladder_state ob_ladder_get_state(const struct onebit_plan *plan) {
 /* Writes the last line of the plan's explanation, which is about its width. */
 static void write_widths_text(struct onebit_plan *plan) {
   const struct ob_ladder *ladder = &plan->state->ladder;
-  char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
+  char *text = plan->choice.text, *line = strstr(text, "bits per element: ");
   if (!line)
     line = text + strlen(text);
   snprintf(line, sizeof plan->choice.text - (size_t)(line - text),
-           "bits an element: %u now, %u to %u, changes: %" PRIu64 "\n", plan->geometry.width,
+           "bits per element: %u now, %u to %u, changes: %" PRIu64 "\n", plan->geometry.width,
            ladder->min, ladder->max, ladder->state.moves);
 }
 
@@ -179,19 +179,19 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
     return ONEBIT_OK;
   if (plan->executor != &ob_executor_host)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: changing bits needs "
-                    "memory of the host; set max_bits to %d for a device",
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d and max_bits is %d, but the bits of "
+                    "a plan change only in host memory: set max_bits to %d for a device",
                     options->bits, options->max_bits, options->bits);
   plan->state->ladder.elements = ob_residual_elements(&plan->state->worker, &plan->geometry.layout);
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);
   plan->state->worker.norms = allocate_norms(plan, &plan->state->worker);
-  /* A server whose state is no residual has nothing to measure. */
+  /* A server whose state is not a residual has nothing to measure. */
   const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
   plan->state->server.norms = serves_error ? allocate_norms(plan, &plan->state->server) : NULL;
   if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the norms of %zu blocks",
                   plan->state->worker.blocks);
 }
 
@@ -232,7 +232,8 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
   const struct ob_ladder *ladder = &plan->state->ladder;
   OB_TRY(ob_plan_check_idle(plan));
   if (!ob_width_is_known(bits) || (unsigned)bits < ladder->min || (unsigned)bits > ladder->max)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, not a width of the plan, %u to %u", bits,
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "bits is %d, not a width from the plan's bits, %u, to its max_bits, %u", bits,
                     ladder->min, ladder->max);
   if ((unsigned)bits != plan->geometry.width)
     set_width(plan, (unsigned)bits);
@@ -254,7 +255,7 @@ static double estimate_residual(const struct onebit_plan *plan, unsigned width) 
   return rms * rms * (double)plan->geometry.layout.elements;
 }
 
-/* Returns the bytes of one message that has all elements. */
+/* Returns the bytes of one message with all elements. */
 static double count_message_bytes(const struct onebit_plan *plan, unsigned width) {
   const struct ob_layout *layout = &plan->geometry.layout;
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
@@ -331,9 +332,10 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
   const double fewest = sum_message_bytes(plans, count);
   onebit_status_t status = ONEBIT_OK;
   if (fewest > budget * dense)
-    status = ob_error(ONEBIT_ERROR_ARGUMENT,
-                      "budget is %g, and the fewest bits of the plans take %g of float32", budget,
-                      fewest / dense);
+    status =
+        ob_error(ONEBIT_ERROR_ARGUMENT,
+                 "budget is %g, but even the fewest bits of the plans take %g of float32's bytes",
+                 budget, fewest / dense);
   for (double left = budget * dense - fewest; status == ONEBIT_OK;) {
     struct onebit_plan *best = find_best_plan(plans, count, left);
     if (!best)

@@ -1,8 +1,8 @@
 /*
- * The ladder of a plan changes its width, the bits an element, between `bits` and `max_bits`. It
+ * The ladder of a plan changes its width, the bits per element, between `bits` and `max_bits`. It
  * doubles the width if the residual outgrows the input, and halves it if half the bits suffice
  * (docs/ladder.md). A rank asks for a width by flags in all its messages of a call, so every rank
- * receives the flags of every other one. When that call is committed, all ranks change to the same
+ * receives the flags of all others. When that call is committed, all ranks change to the same
  * width, or none does. Messages have the new width from the next call on. A call that is skipped or
  * fails neither measures nor changes anything, on any rank.
  */
@@ -25,11 +25,11 @@ struct onebit_plan;
  * that is too small is tried less often. */
 #define OB_LADDER_PATIENCE 4
 
-/* The state from which the width of the next calls is decided. A checkpoint has it as a row of
- * numbers, so each member is 8 bytes. The function ladder_number in
- * optimizers/checkpoint/optimizer.c has their ranges. */
+/* The state from which the width of the next calls is decided. A checkpoint contains it as an array
+ * of numbers, so each member has 8 bytes. The function ladder_number in
+ * optimizers/checkpoint/optimizer.c has the members' ranges. */
 struct ob_ladder_state {
-  uint64_t width, last_width; /* of the next and the last call; set by ob_ladder_get_state */
+  uint64_t width, last_width; /* of the next and of the last call; ob_ladder_get_state sets them */
   uint64_t calls, moves;      /* number of committed calls; number of changes of width */
   uint64_t settling;          /* windows until the width may change again */
   uint64_t calm;              /* windows in a row in which fewer bits would suffice on all ranks */
@@ -38,25 +38,25 @@ struct ob_ladder_state {
   /* `voting` is 1 in the call that follows a window; the messages of that call have this rank's
    * flags `wish`. */
   uint64_t voting, wish;
-  double ratio; /* residual / input in the last window; the larger one of worker and server */
+  double ratio; /* residual / input in the last window; the larger of worker and server */
   struct ob_norms worker, server; /* sums of this window */
 };
 
 enum { OB_LADDER_NUMBERS = sizeof(struct ob_ladder_state) / sizeof(uint64_t) };
 
 struct ob_ladder {
-  unsigned min, max; /* bits an element; if both are equal, the width never changes */
+  unsigned min, max; /* bits per element; if both are equal, the width never changes */
   bool fixed;        /* a budget sets the width: the ladder only measures */
   struct ob_ladder_state state;
-  unsigned width;    /* of the next call; geometry.width is that of the call in flight */
-  size_t elements;   /* of the worker residual */
+  unsigned width;    /* width of the next call; geometry.width is that of the call in flight */
+  size_t elements;   /* number of elements of the worker residual */
   size_t max_stride; /* bytes of the longest message of all widths */
   /* In the call that follows a window: the flags received from all ranks so far; the root mean
    * square of this rank's residual, and the largest one received. */
   unsigned flags;
   float rms, max_rms;
-  float agreed_rms;        /* max_rms of the latest window for which all ranks' flags came */
-  unsigned measured_width; /* bits an element of that window's messages */
+  float agreed_rms;        /* max_rms of the latest window for which all ranks' flags arrived */
+  unsigned measured_width; /* bits per element of that window's messages */
   unsigned fitted;         /* the width chosen so far, during onebit_plan_fit_budget; else 0 */
 };
 
@@ -99,7 +99,7 @@ void ob_ladder_reset(struct onebit_plan *plan);
 void ob_ladder_begin(const struct onebit_plan *plan);
 void ob_ladder_commit(const struct onebit_plan *plan);
 
-/* Called at the end of a call: gives the plan the width that the ladder has chosen. */
+/* Sets the plan's width to the one that the ladder has chosen. Called at the end of a call. */
 void ob_ladder_apply_width(struct onebit_plan *plan);
 
 /* ob_ladder_get_state returns the state of the ladder for a checkpoint. ob_ladder_restore restores

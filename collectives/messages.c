@@ -233,8 +233,9 @@ bool ob_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- Receiving ---------------------------------------------------------------------------------*/
 
-/* Fails if another rank without an error has made the call with another value of `agreed`. In a
- * hierarchical plan the value of a rank on another host may arrive through a third rank. */
+/* Fails if another rank, which has no error itself, has made the call with another value of
+ * `agreed`. In a hierarchical plan the value of a rank on another host may arrive through a third
+ * rank. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
   const char *name =
@@ -242,13 +243,14 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
   if (!ob_header_disagrees(flags, agreed, plan->flight->call.agreed))
     return ONEBIT_OK;
   if (agreed == plan->flight->call.agreed)
-    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between two other ranks", name);
+    return ob_error(ONEBIT_ERROR_MISMATCH,
+                    "%s differs between two other ranks: read their error messages", name);
   if (plan->flight->call.agreed_whole)
     return ob_error(ONEBIT_ERROR_MISMATCH,
-                    "%s differs between ranks: %08x on this rank, %08x on another", name,
+                    "%s differs between ranks: %08x on this rank, %08x on another rank", name,
                     (unsigned)plan->flight->call.agreed, (unsigned)agreed);
   return ob_error(ONEBIT_ERROR_MISMATCH,
-                  "%s differs between ranks: %.9g on this rank, %.9g on another", name,
+                  "%s differs between ranks: %.9g on this rank, %.9g on another rank", name,
                   (double)ob_float_of(plan->flight->call.agreed), (double)ob_float_of(agreed));
 }
 
@@ -331,7 +333,7 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
 void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(plan->comm); /* makes the communicator's first error the latest one */
+    ob_comm_health(plan->comm); /* sets this thread's error message to the communicator's */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;
@@ -370,7 +372,7 @@ void ob_steps_note_own(const struct onebit_plan *plan) {
  * arrived, so no input can cause the call to be skipped any more. A server's result is finite if it
  * comes from finite values that are not large; dense messages have no flag for large values, so
  * they are never applied early. The only error that can still occur is a message that is damaged on
- * its way, which the other ranks would not learn of in any case. */
+ * its way, of which the other ranks would not learn in any case. */
 bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   struct ob_flight *flight = plan->flight;

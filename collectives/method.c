@@ -59,10 +59,10 @@ static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->size is %zu, not %zu", choice->size,
                     sizeof *choice);
   if (choice->methods < 0 || choice->methods >> METHODS)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->methods is %d, not a sum of 1 << method",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->methods is %d, not a sum of 1 << METHOD",
                     choice->methods);
   if ((int)choice->current < 0 || (int)choice->current >= METHODS)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->current is %d: not a method",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->current is %d, which is not a method",
                     (int)choice->current);
   OB_TRY(check_numbers("compute", &choice->compute, 1));
   OB_TRY(check_numbers("step", &choice->step, 1));
@@ -127,7 +127,7 @@ static onebit_status_t run_default_exchange(void *context, onebit_method_t metho
   options.bits = rows[method].bits;
   float *values = ob_allocate(elements, sizeof *values);
   onebit_status_t status =
-      values ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory to measure");
+      values ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for measuring exchanges");
   status = ob_agree(comm, status, NULL, 0);
   for (size_t i = 0; i < elements && status == ONEBIT_OK; i++)
     values[i] = (float)(i % 31) - 15;
@@ -148,16 +148,17 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   *seconds = 0;
   onebit_status_t status = probe->exchange(probe->context, method, elements, seconds);
   if (status == ONEBIT_OK && !is_number(*seconds))
-    status = ob_error(ONEBIT_ERROR_ARGUMENT,
-                      "exchange has set seconds to %g: it must be finite and at least 0", *seconds);
+    status = ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "the exchange callback has set seconds to %g: it must be finite and at least 0", *seconds);
   if (status != ONEBIT_OK)
     *seconds = 0;
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* A measurement increases the number of elements until the time depends on it. It increases by a
- * factor of 4 while exchanges are short, by 16 if they are long, and by 64 if they are long but do
- * not depend on the number, as on a link with a long delay. If another program may have made an
+/* A measurement increases the number of elements until the time of an exchange depends on it. The
+ * factor is 4 while exchanges are short, 16 if they are long, and 64 if they are long but do not
+ * depend on the number, as on a link with a long delay. If another program may have made an
  * exchange longer, that exchange is measured again: one of few elements, or one whose time grew by
  * a larger factor than the elements. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
@@ -196,9 +197,9 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
 }
 
 /* The limit in seconds below which all elements are exchanged at once. A method with fewer bits
- * takes no longer than the method with more bits that was measured before; if that one took at most
- * this long, measuring all elements needs fewer exchanges, which is faster where the delay is
- * long. */
+ * takes no longer than the method with more bits that was measured before it. If that method took
+ * at most this long, exchanging all elements at once needs fewer exchanges, which is faster if the
+ * delay is long. */
 #define AT_ONCE 1.0
 
 /* Measures a method by two exchanges of all elements, and takes the shorter one, since other
@@ -264,7 +265,7 @@ static double estimate_step_seconds(onebit_comm_t comm, const onebit_method_choi
              : seconds;
 }
 
-/* Returns the largest part of the time of local steps that the exchange after them may take. The
+/* Returns the limit of an exchange's time, as a part of the time of the local steps before it. The
  * limit is different for the current number of local steps, so that a small change of the time does
  * not change that number. */
 static double max_exchange_part(size_t steps, size_t current) {
@@ -348,7 +349,7 @@ static void append_step(onebit_method_choice_t *choice, int method) {
   const double seconds = choice->expected[method], extra = choice->extra[method];
   append_text(choice, "%s", format_duration(seconds).text);
   if (fabs(extra) > 0.01 * seconds)
-    append_text(choice, " (%s %s than by the model)", format_duration(fabs(extra)).text,
+    append_text(choice, " (%s %s than by the cost model)", format_duration(fabs(extra)).text,
                 extra < 0 ? "less" : "more");
 }
 
@@ -364,7 +365,8 @@ static void describe_choice(onebit_method_choice_t *choice) {
     append_step(choice, ONEBIT_METHOD_DENSE);
     append_text(choice, " dense");
   }
-  append_text(choice, ": computation %s, an exchange", format_duration(choice->compute).text);
+  append_text(choice, ": the computation takes %s, an exchange",
+              format_duration(choice->compute).text);
   for (int m = 0, some = 0; m < EXCHANGES; m++)
     if (needs_exchange_time(choice, m))
       append_text(choice, "%s %s %s", some++ ? "," : "", format_duration(choice->exchange[m]).text,
@@ -388,7 +390,7 @@ static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t 
   choice->method = (onebit_method_t)find_best_method(choice);
   if (!isfinite(choice->expected[choice->method]))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "choice->bytes_a_day is %g: each of the methods sends more",
+                    "choice->bytes_a_day is %g, but each of the methods sends more bytes",
                     choice->bytes_a_day);
   if (choice->method != ONEBIT_METHOD_LOCAL_STEPS)
     choice->local_steps = 0;

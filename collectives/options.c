@@ -11,8 +11,8 @@
 
 #define LARGEST_BLOCK 65536
 
-/* Elements of a run. With one scale for the whole buffer the sum is computed in runs, so that
- * threads can share the work and float32 lanes keep their precision. */
+/* The number of elements of a run. With one scale for the whole buffer the sum is computed in runs,
+ * so that threads can share the work and sums in float32 stay precise. */
 #define RUN 2048
 
 #define MAX_THREADS 1024
@@ -45,7 +45,7 @@ static onebit_status_t check_sizes(const onebit_plan_options_t *options) {
                     OB_LANES);
   if (chunk > OB_MAX_CHUNK_ELEMENTS)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "chunk_size is %zu, and a message has at most %zu elements", chunk,
+                    "chunk_size is %zu, but a message has at most %zu elements", chunk,
                     OB_MAX_CHUNK_ELEMENTS);
   if (options->threads < 0 || options->threads > MAX_THREADS)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "threads is %d, not 0 to %d", options->threads,
@@ -56,8 +56,8 @@ static onebit_status_t check_sizes(const onebit_plan_options_t *options) {
 static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
   if (options->operation != ONEBIT_ALLREDUCE || options->wire != ONEBIT_WIRE_BITS)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, operation is %d, wire is %d: it knows "
-                    "only ONEBIT_ALLREDUCE and ONEBIT_WIRE_BITS",
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, operation is %d, wire is %d: this "
+                    "profile supports only ONEBIT_ALLREDUCE and ONEBIT_WIRE_BITS",
                     (int)options->operation, (int)options->wire);
   if (options->scale != ONEBIT_SCALE_RMS ||
       (options->block_size && options->block_size != ONEBIT_BLOCK_BUFFER))
@@ -75,15 +75,15 @@ static onebit_status_t options_check_bits(const onebit_plan_options_t *options, 
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, not 1, 2, 4 or 8", name, bits);
   onebit_scale_t other = bits > 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_LARGEST;
   if (options->scale == other)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is %d, which messages of %d bit%s do not have",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is %d, which messages of %d bit%s do not support",
                     (int)other, bits, bits > 1 ? "s" : "");
   if (bits == 1)
     return ONEBIT_OK;
   if (options->wire == ONEBIT_WIRE_DENSE || options->profile == ONEBIT_PROFILE_DEEPSPEED ||
       options->block_size == ONEBIT_BLOCK_BUFFER)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s is %d: it requires ONEBIT_WIRE_BITS, profile default and a scale for each "
-                    "block",
+                    "%s is %d: more than one bit requires ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT "
+                    "and a scale for each block",
                     name, bits);
   return ONEBIT_OK;
 }
@@ -95,21 +95,20 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
                     options->bits);
   if (options->max_bits > options->bits && options->no_error_feedback)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "max_bits is %d, bits is %d, no_error_feedback is set: bits above the smallest "
-                    "are chosen by the residual, which needs error feedback",
+                    "max_bits is %d, bits is %d, no_error_feedback is set: a max_bits above bits "
+                    "needs error feedback, since the residual decides when bits change",
                     options->max_bits, options->bits);
   return ONEBIT_OK;
 }
 
-/* Fills in the number of copies of residuals. One copy needs one bit: with more bits one addition
- * cannot restore a residual. */
+/* Fills in the number of copies of residuals. One copy needs one bit, since with more bits an
+ * addition cannot restore a residual. */
 static onebit_status_t resolve_copies(onebit_plan_options_t *options) {
   if (options->residual_copies < 0 || options->residual_copies > 2)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",
                     options->residual_copies);
   if (options->residual_copies == 1 && options->max_bits > 1)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "residual_copies is 1, max_bits is %d: one copy is possible with one bit only",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies=1 needs max_bits=1, but max_bits is %d",
                     options->max_bits);
   if (!options->residual_copies)
     options->residual_copies = 2;
@@ -167,7 +166,7 @@ static onebit_status_t check_requested_schedule(const struct onebit_plan *plan,
     return ONEBIT_OK;
   if (options->operation != ONEBIT_ALLREDUCE || options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
+                    "schedule is %s, which supports only ONEBIT_ALLREDUCE in the default profile",
                     names[options->schedule]);
   return ob_schedule_find(options->schedule)->applicable(plan, shape);
 }
@@ -206,10 +205,10 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
   return plan->comm->transport->put && plan->comm->size > 1;
 }
 
-/* Limits the cost model's choice. Ranks that are threads have no network: their default is the
- * exchange. The model has no numbers for messages between GPUs, so their default is the exchange,
- * too. Profile deepspeed fixes the arithmetic, and so the schedule. An optimizer needs messages
- * from servers, so it uses the exchange or the hierarchical schedule. */
+/* Limits the cost model's choice. If ranks are threads, they have no network, and the default is
+ * the exchange. The model has no numbers for messages between GPUs, so there the default is the
+ * exchange, too. Profile deepspeed fixes the arithmetic, and so the schedule. An optimizer needs
+ * messages from servers, so it uses the exchange or the hierarchical schedule. */
 static void limit_schedule_choice(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                                   struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -234,8 +233,8 @@ static void limit_schedule_choice(const struct onebit_plan *plan, const struct o
 static void add_gpu_note(struct ob_cost_choice *choice) {
   size_t length = strlen(choice->text);
   snprintf(choice->text + length, sizeof choice->text - length,
-           "between GPUs these times are not used: optimizers take the hierarchical schedule if "
-           "possible, and an allreduce takes the exchange by default\n");
+           "between GPUs these times are not used: optimizers use the hierarchical schedule if "
+           "possible, and an allreduce uses the exchange schedule by default\n");
 }
 
 /* Sets the requested schedule, in case the model cannot estimate its time (on one host, or dense)
@@ -245,8 +244,8 @@ static void set_requested_schedule(struct ob_cost_choice *choice, const struct o
     return;
   choice->schedule = task->schedule;
   snprintf(choice->text, sizeof choice->text,
-           "chosen: %s, %s, because the options ask for it; the cost model has no estimate for it "
-           "here\n",
+           "chosen: %s, %s, because the options ask for it; the cost model has no estimate for "
+           "this schedule here\n",
            ob_cost_schedule_name(choice->schedule), ob_wire_name(choice->wire, task->bits));
 }
 

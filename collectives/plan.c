@@ -13,7 +13,7 @@
 #include "collectives/communicator.h"
 
 /* The index of the last term below, the number of messages, which may differ between devices and
- * processors. */
+ * CPUs. */
 #define TERM_MESSAGES 14
 
 /* Compares the arguments that must be the same on all ranks. With the terms, each rank sends the
@@ -34,12 +34,12 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"bits", (uint64_t)options->bits},
       {"max_bits", (uint64_t)options->max_bits},
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
-      {"the number of tensors of a bucket", shape->pieces},
+      {"the number of tensors in a bucket", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
       {"the schedule that ranks chose by their devices and costs (set schedule to "
        "ONEBIT_SCHEDULE_EXCHANGE)",
        plan ? (uint64_t)plan->choice.schedule : 0},
-      [TERM_MESSAGES] = {"the number of messages of a call", plan ? plan->geometry.chunks : 0},
+      [TERM_MESSAGES] = {"the number of messages per call", plan ? plan->geometry.chunks : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
                          plan ? plan->host.shared.name : 0);
@@ -64,7 +64,7 @@ static void print_explanation(const struct onebit_plan *plan) {
     snprintf(wire, sizeof wire, "%u..%u bits", plan->state->ladder.min, plan->state->ladder.max);
   ob_log(OB_LOG_INFO, plan->comm->rank,
          "plan %" PRIu64 ": %zu elements, schedule %s, %s, %zu messages, %" PRIu64
-         " bytes a call, %s",
+         " bytes per call, codec %s",
          plan->number, plan->count, ob_cost_schedule_name(plan->choice.schedule), wire,
          plan->geometry.chunks, plan->wire_bytes, plan->state->work.codec->name);
   if (plan->comm->rank != 0)
@@ -99,16 +99,15 @@ static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
       plan->memory_bytes = sizeof *whole;
       status = ob_plan_build(plan, shape);
     } else {
-      status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+      status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a plan");
     }
   }
   *result = plan;
   return agree_on_plan(comm, status, shape, count, plan);
 }
 
-/* Builds the plan again with as many messages as plans on processors have. The first attempt found
- * that ranks differ only in the number of messages: some ranks use devices and others
- * processors. */
+/* Builds the plan again with as many messages as plans on CPUs have. The first attempt found that
+ * ranks differ only in the number of messages: some ranks use devices and others CPUs. */
 static onebit_status_t propose_host_messages(onebit_comm_t comm, const struct ob_plan_shape *shape,
                                              size_t count, struct onebit_plan **plan) {
   struct ob_plan_shape mixed = *shape;
@@ -152,8 +151,8 @@ static size_t least_common_multiple(size_t a, size_t b) {
   return a / x * b;
 }
 
-/* Returns the padded number of elements. DeepSpeed pads to a multiple of ranks * lcm(ranks, 8)
- * (runtime/fp16/onebit/adam.py, corrected_tensor_size). */
+/* Returns the number of elements with padding. DeepSpeed pads to a multiple of ranks * lcm(ranks,
+ * 8) (runtime/fp16/onebit/adam.py, corrected_tensor_size). */
 size_t ob_plan_pad_count(size_t ranks, size_t count) {
   size_t quantum = ranks * least_common_multiple(ranks, 8);
   return (count + quantum - 1) / quantum * quantum;
@@ -177,12 +176,12 @@ void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t
 
 static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ranks, size_t count) {
   size_t buffers = shape->options.operation == ONEBIT_ALLREDUCE ? 1 : ranks;
-  /* 16 bytes an element are enough for residuals and messages, whose sizes must fit a size_t. */
+  /* 16 bytes per element are enough for residuals and messages, whose sizes must fit a size_t. */
   if (count > SIZE_MAX / 16 / buffers - ranks * 8 * ranks)
-    return ob_error(
-        ONEBIT_ERROR_ARGUMENT,
-        "count is %zu: too large to address, since a buffer has %zu times as many elements", count,
-        buffers);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "count is %zu, which is too large to address, since a buffer has %zu times as "
+                    "many elements",
+                    count, buffers);
   return ONEBIT_OK;
 }
 
@@ -221,7 +220,7 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
   if (counts)
     ob_plan_cut(&shape, ranks, count, counts, counts + ranks);
   else if (status == ONEBIT_OK)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a plan");
   status = ob_plan_create(comm, status, &shape, count, plan);
   ob_release(counts);
   return status;

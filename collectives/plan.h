@@ -21,7 +21,7 @@
 struct ob_plan_shape {
   onebit_plan_options_t options;
   onebit_dtype_t output_dtype; /* the dtype of the options, unless the caller sets another */
-  size_t block;                /* elements of a block; with one_scale, of a run of the sum */
+  size_t block;                /* elements of a block; with one scale for all, of a run */
   bool one_scale;
   bool segment_a_piece; /* rank k reduces piece k; false: segments are cut by size */
   /* NULL, or one number for each rank and one more at the end: rank k reduces the pieces
@@ -34,16 +34,17 @@ struct ob_plan_shape {
   /* For dense plans: there are few message buffers, so results are stored before the call is known
    * to succeed. */
   bool windowed;
-  /* A reduce-scatter or an allgather works on the segments of one list of pieces, cut by size as in
-   * an allreduce. A dense allgather then copies values, even if they are not finite. */
+  /* True if a reduce-scatter or an allgather works on the segments of one list of pieces, cut by
+   * size as in an allreduce. A dense allgather then copies values, even if they are not finite. */
   bool of_segments;
-  bool among_hosts; /* other ranks' plans run on processors: messages are cut as theirs are */
+  bool among_hosts; /* other ranks' plans run on CPUs: messages are cut as theirs are */
   size_t pieces;
-  const size_t *counts, *valid; /* elements of each piece; those that are no padding (NULL: all) */
+  const size_t *counts, *valid; /* elements of each piece; those that are not padding (NULL: all) */
   bool *refused;                /* may be shared with other plans (struct onebit_plan); NULL: own */
 };
 
-/* The arguments of a call: inputs by piece, and either outputs or a pass of an optimizer. */
+/* The arguments of a call: one input for each piece, and either outputs or a pass of an
+ * optimizer. */
 struct ob_call {
   struct ob_source source;
   void *const *outputs;
@@ -82,7 +83,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *plan);
 
-/* Checks options and fills in the defaults. */
+/* Checks the options, and fills in the defaults. */
 onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape);
 
 /* Sets the pieces of a plan on one buffer of `count` elements: the whole buffer, or one part for
@@ -152,7 +153,7 @@ const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan);
 
 bool ob_plan_is_compressed(const struct onebit_plan *plan);
 bool ob_plan_is_hierarchical(const struct onebit_plan *plan);
-bool ob_plan_is_broken(const struct onebit_plan *plan); /* its transport has failed */
+bool ob_plan_is_broken(const struct onebit_plan *plan); /* true if its transport has failed */
 
 /* Return the bytes that this rank sends in a call, and the bytes of all memory of the plan. NULL is
  * fine: 0. */

@@ -10,12 +10,12 @@
 #include "collectives/messages.h"
 
 /* The size in bytes of a buffer from which on residuals and results are written with non-temporal
- * stores. In the caches they would only replace data that is read. Measured with onebit-bench
- * codec; the results of calls do not depend on it. */
+ * stores. If they were cached, they would only evict data that is read again. Measured with
+ * onebit-bench codec; the results of calls do not depend on it. */
 #define STREAM_BYTES ((size_t)16 << 20)
 
 static onebit_status_t report_plan_out_of_memory(const struct onebit_plan *plan) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a plan of %zu elements", plan->count);
 }
 
 static void *plan_build_allocate_from(struct onebit_plan *plan, const struct ob_memory *memory,
@@ -33,7 +33,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   const struct ob_work *work = &plan->state->work;
   size_t first, end;
   ob_plan_find_compressed(plan, &first, &end);
-  if (plan->momentum) { /* before bits are sent the residual is an optimizer's momentum */
+  if (plan->momentum) { /* before compressed calls the residual is an optimizer's momentum */
     first = 0;
     end = plan->geometry.layout.blocks;
   }
@@ -137,10 +137,11 @@ static void warn_of_shared_processors(const struct onebit_plan *plan, int thread
   const int processors = ob_processor_count();
   if (plan->options.device == ONEBIT_DEVICE_HOST && processors > 0 && threads > processors &&
       !atomic_flag_test_and_set(&warned))
-    ob_log(OB_LOG_WARN, plan->comm->rank,
-           "threads is %d, but this rank may use %d processor%s, on which they take turns. If the "
-           "host has more: mpirun --bind-to none, or srun --cpus-per-task %d",
-           threads, processors, processors == 1 ? "" : "s", threads);
+    ob_log(
+        OB_LOG_WARN, plan->comm->rank,
+        "threads is %d, but this rank may use only %d processor%s, on which the threads take "
+        "turns. If the host has more processors: mpirun --bind-to none, or srun --cpus-per-task %d",
+        threads, processors, processors == 1 ? "" : "s", threads);
 }
 
 static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -167,7 +168,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   return ONEBIT_OK;
 }
 
-/* Fails if the options need memory of the host and the plan is on a device. */
+/* Fails if the options need host memory and the plan is on a device. */
 static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
@@ -175,21 +176,20 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
       !(dense || shape->of_segments))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that needs memory of the host",
+                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: these options need host memory",
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
-/* Fails if residuals have one copy and a call cannot be undone. Undoing needs the inputs, which are
- * not available on a device, or if the ranks of a host add up their inputs. */
+/* Fails if residuals have one copy and a call cannot be undone. Undoing needs the inputs. These are
+ * not available on a device, nor if the ranks of a host add up their inputs. */
 static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
     return ONEBIT_OK;
-  return ob_error(
-      ONEBIT_ERROR_UNSUPPORTED,
-      "residual_copies is 1, %s: one copy needs memory of the host and a schedule that is "
-      "not hierarchical",
-      hosts ? "and the schedule hierarchical" : "device is ONEBIT_DEVICE_CUDA");
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "residual_copies is 1, %s: one copy needs host memory and a schedule that is not "
+                  "hierarchical",
+                  hosts ? "and the schedule is hierarchical" : "device is ONEBIT_DEVICE_CUDA");
 }
 
 static onebit_status_t set_up_group(struct onebit_plan *plan) {

@@ -16,11 +16,11 @@
 struct ob_flight {
   struct ob_call call;
   size_t step, stop;                /* next step; step before which the call stops */
-  int failed_rank, not_finite_rank; /* first rank that reported this, or -1: none */
+  int failed_rank, not_finite_rank; /* first rank that reported it; -1: none */
   bool large_elsewhere;             /* another rank has large scales */
   bool apply_early_ok;              /* the call will succeed: results are applied as they arrive */
   float worker_scale, server_scale;
-  struct ob_outcome outcome; /* of this rank */
+  struct ob_outcome outcome; /* the outcome on this rank */
   struct ob_host_call host;  /* used if the plan is hierarchical */
   struct ob_watch watch;     /* the time since a step last made progress */
   double began; /* for ONEBIT_DEBUG=TRACE: the time at which the call began, and its bytes */
@@ -35,17 +35,17 @@ struct ob_plan_state {
   double *worker_sums, *server_sums;
   bool server_large;   /* a scale of `server`, or an imported value, is >= OB_LARGE_SCALE */
   int result_now;      /* index of the copy of the results that the last call wrote */
-  unsigned last_width; /* bits an element of the last call's results */
+  unsigned last_width; /* bits per element of the last call's results */
   struct ob_ladder ladder;
   struct ob_work work;
-  uint32_t sequence;   /* of the latest call */
+  uint32_t sequence;   /* the number of the latest call */
   uint64_t calls;      /* the number of hierarchical calls */
   double (*now)(void); /* NULL: steps are not timed */
   struct ob_spent spent;
   struct ob_outcome outcome; /* of calls on streams, until ob_plan_settle */
   bool in_flight, broken;    /* broken: the transport failed, so no further call is possible */
   bool refused;              /* struct onebit_plan's `refused` points here unless it is shared */
-  const struct onebit_plan *next; /* in the engine's list */
+  const struct onebit_plan *next; /* next plan in the engine's list */
   bool claimed;
 };
 
@@ -57,9 +57,9 @@ struct onebit_plan {
   struct ob_plan_state *state;
   onebit_plan_options_t options;
   uint64_t number; /* in its communicator, from 1 on; the same on all ranks */
-  size_t count;    /* as the caller gave it */
+  size_t count;    /* the count that the caller gave */
   struct ob_geometry geometry;
-  int *member_ranks; /* of the members of the group */
+  int *member_ranks; /* the rank of each member of the group */
   const struct ob_executor *executor;
   struct ob_device *device;     /* the executor's state, if it is on a device */
   struct ob_host host;          /* the schedule's state, if it is hierarchical */

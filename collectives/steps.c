@@ -314,7 +314,9 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
   }
   engine->users += code == 0;
   pthread_mutex_unlock(&threads_lock);
-  return code ? ob_error(ONEBIT_ERROR_MEMORY, "no thread for ONEBIT_PROGRESS=thread") : ONEBIT_OK;
+  return code ? ob_error(ONEBIT_ERROR_MEMORY,
+                         "ONEBIT_PROGRESS=thread: the progress thread cannot be created")
+              : ONEBIT_OK;
 }
 
 void ob_progress_end(struct ob_engine *engine) {

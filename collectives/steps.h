@@ -20,10 +20,10 @@
 
 struct onebit_plan;
 
-/* The kinds of steps. Several kinds may have the same function. */
+/* The kinds of steps. One function may run several kinds. */
 enum ob_step_kind {
   OB_STEP_HOST_PUT,         /* hierarchical: put a chunk of the inputs into shared memory */
-  OB_STEP_HOST_BARRIER,     /* wait until all ranks of the host have put theirs */
+  OB_STEP_HOST_BARRIER,     /* wait until all ranks of the host have put their chunk */
   OB_STEP_HOST_COMPRESS,    /* compress the mean of the host's inputs, for every server */
   OB_STEP_COMPRESS,         /* compress a chunk of the input, for every server */
   OB_STEP_COMPRESS_WHOLE,   /* compress a chunk of the input, in one message for all */
@@ -42,7 +42,7 @@ enum ob_step_kind {
   OB_STEP_HOST_PUBLISH,     /* hierarchical: publish a chunk of results to the host's ranks */
   OB_STEP_HOST_WAIT,        /* wait until all ranks of the host have published */
   OB_STEP_CHECK_EARLY,      /* check whether the call is already certain to succeed */
-  OB_STEP_APPLY_EARLY,      /* if it is certain to succeed: apply */
+  OB_STEP_APPLY_EARLY,      /* apply, if the call is certain to succeed */
   OB_STEP_HOST_APPLY_EARLY, /* the same, and tell the host that the results are used */
   OB_STEP_DECIDE,           /* end the call as skipped or failed unless all ranks succeed */
   OB_STEP_APPLY,            /* writes a chunk of the results to the caller's buffer */
@@ -95,8 +95,8 @@ ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_
  * of this thread becomes the plan's. */
 void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status);
 
-/* Called after the transport has failed, since messages may never arrive: ends the call on this
- * rank with the latest error message, and the communicator for all ranks. */
+/* Ends the call on this rank with the latest error message, and the communicator for all ranks.
+ * Called after the transport has failed, since messages may then never arrive. */
 void ob_steps_give_up(const struct onebit_plan *plan);
 
 /* Returns what this rank knows about the call, as the flags of a message (enum ob_message_flag). */
@@ -107,8 +107,8 @@ unsigned ob_steps_flags(const struct onebit_plan *plan);
 void ob_steps_add_flags(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
 
 /* Records that this rank has found a value that is not finite, unless another rank has been
- * recorded. So a rank's own input counts first, then other ranks' flags, then this rank's results,
- * for which it is not to blame. Called before messages are sent. */
+ * recorded. So a rank's own input takes precedence over other ranks' flags, and these over this
+ * rank's results, for which it is not to blame. Called before messages are sent. */
 void ob_steps_note_own(const struct onebit_plan *plan);
 
 /* --- Requests in flight ------------------------------------------------------------------------*/

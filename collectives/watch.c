@@ -23,7 +23,8 @@
 
 /* --- Files that say what ranks are waiting for -------------------------------------------------*/
 
-/* Seconds: waits from this length on are written, and writes are as far apart. */
+/* The shortest wait that is written to the file, and the shortest time between two writes, in
+ * seconds. */
 #define SHORTEST 1.0
 
 struct path {
@@ -101,9 +102,9 @@ void ob_presence_end(struct ob_presence *presence) {
 
 /* --- Waits -------------------------------------------------------------------------------------*/
 
-/* The default timeout, which is that of PyTorch's watchdog of NCCL. It is longer than a checkpoint
- * or an evaluation on one rank takes, and short enough that a job does not seem to wait for
- * ever. */
+/* The default timeout, in seconds, which is also that of PyTorch's NCCL watchdog. It is longer than
+ * a checkpoint or an evaluation on one rank takes, and short enough that a job does not seem to
+ * wait for ever. */
 #define DEFAULT_TIMEOUT 600.0
 /* The time between two checks of a wait. A check reads the clock and the communicator's state: a
  * thousand checks a second have no noticeable cost, and no timeout is shorter. */
@@ -338,8 +339,8 @@ onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors)
   OB_TRY(check_not_foreign(comm));
   if (!comm->transport->shrink)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s a communicator cannot go on without a rank: end the job, and start it "
-                    "again from the last checkpoint",
+                    "over %s a communicator cannot continue after it lost a rank: end the job, and "
+                    "start it again from the last checkpoint",
                     comm->transport->name);
   snprintf(text, sizeof text, "rank %d called onebit_comm_shrink", comm->rank);
   end_comm_for_all(comm, text);

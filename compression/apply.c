@@ -21,8 +21,8 @@ int ob_processor_count(void) {
 #endif
 }
 
-/* Splits first .. end - 1 into equal parts, one for each thread, and calls body(context, first,
- * end, thread) with each part. */
+/* Splits the range first .. end - 1 into equal parts, one for each thread, and calls body(context,
+ * first, end, thread) with each part. */
 static void run_in_threads(int threads, size_t first, size_t end,
                            void (*body)(void *context, size_t first, size_t end, int thread),
                            void *context) {
@@ -30,7 +30,7 @@ static void run_in_threads(int threads, size_t first, size_t end,
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
     {
-      /* The team of threads may contain a thread of the program. */
+      /* OpenMP's team may contain a thread of the program. */
       const struct ob_float_environment found = ob_float_enter();
       size_t count = end - first, thread = (size_t)omp_get_thread_num();
       size_t team = (size_t)omp_get_num_threads();
@@ -69,7 +69,7 @@ onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_
   work->values = ob_allocate(max_streams, sizeof *work->values);
   work->wide = ob_allocate(ob_work_scratch(work), sizeof *work->wide);
   if (!work->words || !work->scales || !work->values || !work->wide)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu streams", slots);
   return ONEBIT_OK;
 }
 
@@ -282,8 +282,8 @@ static void mark_not_finite(struct ob_work *work) {
 }
 
 /* Loads the block, multiplied by the source's factor, and fills its last word up with zeros, since
- * the memory may have values of an earlier message. Returns true if all elements are finite, or
- * with work->bounded if the sum of their squares is finite. */
+ * the memory may have values of an earlier message. Returns true if all elements are finite; if
+ * work->bounded is set, true if the sum of their squares is finite. */
 static bool load_block(const struct ob_block_step *step, const struct ob_block *block,
                        float *values) {
   const struct ob_work *work = step->work;
@@ -335,8 +335,8 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
   ob_block_step_run_each(&step, work->threads, copy_block);
 }
 
-/* Sets the scratch pointers to the values of the block in each message. Values of 16 bits are first
- * converted to float32. */
+/* Sets the scratch pointers to the values of the block in each message. Converts 16-bit values to
+ * float32 first. */
 static void gather_values(const struct ob_block_step *step, const struct ob_block *block,
                           size_t streams) {
   struct ob_work *work = step->work;

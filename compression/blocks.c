@@ -45,8 +45,8 @@ static float blocks_residual_scale(const struct ob_residual *residual, size_t bl
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
 }
 
-/* Returns the scratch of a thread, to which compress and reduce write the new values of a block
- * whose messages have levels. */
+/* Returns a thread's scratch, to which compress and reduce write the new values of a block if
+ * messages have levels. */
 static float *thread_scratch(const struct ob_block_step *step, int thread) {
   return step->work->wide + (size_t)thread * ob_level_scratch(step->work);
 }
@@ -81,16 +81,16 @@ static void blocks_measure(const struct ob_block_step *step, size_t b, const str
  *
  * A block's scale is known only when all of its values are computed, so the values wait in a
  * thread's scratch. They are quantised part by part while the values of the next block are
- * computed: each new part overwrites the part that was just quantised. So the processor computes
- * while it reads memory. Reading the arrays evicts the scratch from the first-level cache, but the
- * processor reads the scratch only once a block. */
+ * computed: each new part overwrites the part that was just quantised. So the CPU computes while it
+ * reads memory. Reading the arrays evicts the scratch from the first-level cache, but the CPU reads
+ * the scratch only once per block. */
 
 /* The number of elements in a part. Sizes of 32 to 2,048 were measured: 256 and 512 took the least
  * time (docs/measured/processor.md). */
 #define PART 512
 
-/* The run that computes the values of a block, and the run that quantises the previous block. One
- * of `compress` and `reduce` computes the values; the other is NULL. */
+/* The run that computes the values of a block, and the run that quantises the previous block.
+ * Either `compress` or `reduce` computes the values; the other is NULL. */
 struct levels {
   struct ob_compress_run *compress;
   struct ob_reduce_run *reduce;
@@ -177,7 +177,7 @@ static void compute_level_block(const struct ob_block_step *step, struct levels 
   blocks_measure(step, b, block, thread, values, error);
 }
 
-/* Returns the floor that is added to the estimates of a block that belongs to a table. */
+/* Returns the floor that is added to the second-moment estimates of a table's block. */
 static float blocks_compute_floor(const struct ob_block_step *step, size_t b,
                                   const struct ob_block *block,
                                   const struct ob_moment_factors *factors) {
@@ -207,7 +207,7 @@ static void point_to_moments(const struct ob_block_step *step, size_t b,
 
 /* Fills in the run through the pointer, as fill_reduce_run does. If the struct were copied, its
  * members would be loaded in wider pieces right after they were stored. Such a load waits until all
- * stores have reached the cache: 100 ns a block. */
+ * stores have reached the cache: 100 ns per block. */
 static void fill_compress_run(const struct ob_block_step *step, size_t b,
                               const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_work *work = step->work;
@@ -361,8 +361,9 @@ float ob_compute_buffer_scale(struct ob_work *work, struct ob_residual *residual
 
 /* --- Undoing a call, if the residual has one copy */
 
-/* Returns the element's residual before the call, which has added `added`; its current residual if
- * nothing was added. If the value is not finite, the residual is lost and becomes zero. */
+/* Returns the element's residual before the call, which has added `added` to it; the current
+ * residual if nothing was added. If the value is not finite, the residual is lost and becomes
+ * zero. */
 static float blocks_undo_error(float value, float scale, float added, bool changed) {
   if (!changed || !ob_is_finite(added))
     return ob_residual_of(value, scale);

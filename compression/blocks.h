@@ -9,16 +9,16 @@
  * over memory is enough instead of two. The residual has two copies, the current one and the next
  * one. A call reads the current copy and writes the next one; ob_residual_commit exchanges them
  * once all ranks are known to have succeeded. So a skipped or failed call leaves every bit of the
- * residual unchanged. The moments that an optimizer stores of this rank's own gradients are changed
- * by compress too, and also have two copies.
+ * residual unchanged. Compress also changes the moments that an optimizer stores of this rank's own
+ * gradients; they have two copies, too.
  *
  * If a residual has only one copy, compress and reduce overwrite it, and a call that fails or is
  * skipped is undone. The call has replaced the error e by the sum c = e + x, where x is the input
  * of compress, or the mean of the messages that are reduced. To undo this, x is computed again from
  * the input or the messages, which still exist, and the error becomes c - x. This value differs
- * from e by the rounding of the sum and of the difference. To restore e exactly would need as much
- * memory as a second copy, since the rounded sum may have lost all bits of e if x is much larger.
- * If x is not finite, compress does not change the element at all.
+ * from e by the rounding of the sum and of the difference. Restoring e exactly would need as much
+ * memory as a second copy, since the rounded sum may have lost all bits of e if x is much larger
+ * than e. If x is not finite, compress does not change the element at all.
  */
 #ifndef OB_COMPRESSION_BLOCKS_H
 #define OB_COMPRESSION_BLOCKS_H
@@ -45,8 +45,8 @@ struct ob_norms {
  * elements. */
 struct ob_measure_run {
   size_t count;
-  unsigned width;      /* bits an element */
-  const float *values; /* compensated */
+  unsigned width;      /* bits per element */
+  const float *values; /* the compensated values */
   float scale;         /* with one bit: the scale that the values were sent with */
   const float *error;  /* with more bits: the new residual */
   const float *before; /* the residual before the call: lazy if before_scale > 0, else the error */
@@ -62,8 +62,8 @@ struct ob_norms ob_measure_block(const struct ob_measure_run *run, const struct 
 
 /* --- The residuals -----------------------------------------------------------------------------*/
 
-/* A call measures only one of OB_MEASURE_EVERY blocks: this adds up to a tenth to a call's
- * computation. */
+/* A call measures only one of OB_MEASURE_EVERY blocks. Measuring makes a call's computation longer
+ * by up to a tenth. */
 #define OB_MEASURE_EVERY 16
 
 /* The residuals of the blocks first .. first + blocks - 1 of a layout. */
@@ -75,45 +75,45 @@ struct ob_residual {
   onebit_dtype_t result_dtype;
   const struct ob_memory *memory; /* the kind of memory of the arrays */
   int now;                        /* index of the current copy */
-  float *values[2];               /* with one copy both pointers point to it */
+  float *values[2];               /* with one copy both pointers are equal */
   /* With one copy: true for blocks that this call has changed. Otherwise NULL. */
   bool *changed;
   float *scales[2];     /* one for each block, or one for all */
   uint16_t *moments[2]; /* one for each element; NULL without moments */
-  /* True if the values are the error itself, not lazy, as with messages of more than one bit. The
-   * scales then only tell how large the error is. */
+  /* True if the values are the error itself, and not a lazy error; so it is with messages of more
+   * than one bit. The scales then only tell how large the error is. */
   bool eager[2];
   /* The norms of each block, in a plan whose width may change; else NULL. This call measures the
    * blocks whose number, modulo OB_MEASURE_EVERY, is `phase`. */
   struct ob_norms *norms;
   size_t phase;
   /* The rule by which the server reduces. If the server's state under this rule is not a residual,
-   * `values` is that state, and the scales only tell how large it is. */
+   * `values` contains that state, and the scales only tell how large it is. */
   struct ob_serving serving;
 };
 
-/* Creates a residual. `copies` is 1 or 2; 1 is possible only in memory of the host. Moments always
- * have two copies. */
+/* Creates a residual. `copies` is 1 or 2; 1 is possible only in host memory. Moments always have
+ * two copies. */
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
                                    int copies, const struct ob_memory *memory);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
-/* Sets everything except the moments to zero. Cannot fail in memory of the host. */
+/* Sets everything except the moments to zero. Never fails if the residual is in host memory. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
-/* Returns memory of the host to the system, after a reset; the system allocates it again when it is
+/* Returns host memory to the system, after a reset; the system allocates it again when it is
  * written. */
 void ob_residual_return_memory(struct ob_residual *residual);
-/* Resets the residual after a call without error feedback, unless it is a server's state that is no
+/* Resets the residual after a call without error feedback, unless the server's state is not a
  * residual. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);
-/* Returns true if a scale is OB_LARGE_SCALE or larger. The scales must be in memory of the host. */
+/* Returns true if a scale is OB_LARGE_SCALE or larger. The scales must be in host memory. */
 bool ob_residual_has_large_scale(const struct ob_residual *residual);
 size_t ob_residual_bytes(const struct ob_residual *residual);
 
 /* ob_residual_export writes the residual as plain floats, in the order of the elements;
  * ob_residual_import sets it from such floats, which must be finite. Errors: ONEBIT_ERROR_MEMORY,
- * and in memory of a device the errors of a copy. */
+ * and in device memory the errors of a copy. */
 size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout);
 onebit_status_t ob_residual_export(const struct ob_residual *residual,
                                    const struct ob_layout *layout, float *error);
@@ -146,7 +146,7 @@ struct ob_work {
   atomic_bool not_finite, large;
 };
 
-/* Returns the number of floats in `wide`. The members above `wide` must be set. */
+/* Returns the number of floats in `wide`. The members before `wide` must be set. */
 size_t ob_work_scratch(const struct ob_work *work);
 
 /* Allocates the scratch memory. The layout must exist as long as the work. */
@@ -154,14 +154,14 @@ onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_
 void ob_work_destroy(struct ob_work *work);
 
 /* The input of compress. inputs[piece] points to the elements of a piece; NULL stands for zeros.
- * The input is multiplied by `weight`. With `momentum`, `decay` times the momentum of the last
- * exchange is added. With `momentum_in_residual` the momentum has not been exchanged yet: the
+ * The input is multiplied by `weight`. If `momentum` is set, `decay` times the momentum of the last
+ * exchange is added. If `momentum_in_residual` is set, the momentum has not been exchanged yet: the
  * residual's array contains it, already multiplied by `decay`.
  *
  * An input is multiplied by `factor` before it is added to the inputs of other ranks. This happens
  * when it is loaded into a dense message or into the sum of a host's ranks; without such a sum,
- * compress multiplies it by weight * factor. So values and their squares are tested for being
- * finite without the loss scale, and the results of the tests do not depend on it. */
+ * compress multiplies it by weight * factor. So the tests for finite values and finite squares are
+ * made without the loss scale, and their results do not depend on it. */
 struct ob_source {
   const void *const *inputs;
   float factor;
@@ -212,8 +212,8 @@ void ob_residual_end_undo(struct ob_residual *residual);
 float ob_compute_buffer_scale(struct ob_work *work, struct ob_residual *residual,
                               const double *sums);
 
-/* Both decode the messages in[0 .. streams - 1] and store their mean: ob_sum_blocks in
- * outputs[piece], ob_sum_values as float32 in the values of `out`. */
+/* Decode the messages in[0 .. streams - 1] and store their mean: ob_sum_blocks in outputs[piece],
+ * ob_sum_values as float32 in the values of `out`. */
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs);
 void ob_sum_values(struct ob_work *work, const struct ob_view *in,
@@ -249,13 +249,15 @@ struct ob_pass_sink {
   /* For passes that divide gradients: the sum of each block's variances before this step. May be
    * the same array as sums[0]. */
   const double *variances;
-  /* For arrays on a device: the device's copy of the members that have one entry for each piece. */
+  /* For arrays on a device: the device's copy of those members that have one entry for each
+   * piece. */
   const struct ob_bucket_device *device;
 };
 
 /* Runs a pass over the blocks of `shape`, or over all blocks if `shape` is NULL. `in` is the
- * message that the pass reads, and `last` the message of the previous exchange; NULL if the pass
- * reads none, or none exists. ob_pass_scale converts the scales of `in` for the pass. */
+ * message that the pass reads, and `last` the message of the previous exchange; each is NULL if the
+ * pass does not read it, or it does not exist. ob_pass_scale converts the scales of `in` for the
+ * pass. */
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
@@ -270,9 +272,8 @@ void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* Both compute the mean of messages; 16-bit values are first multiplied by `factor`.
- * ob_average_values stores it as float32 in `out`, ob_average_blocks stores it in
- * outputs[piece]. */
+/* Compute the mean of messages; 16-bit values are first multiplied by `factor`. ob_average_values
+ * stores it as float32 in `out`, ob_average_blocks stores it in outputs[piece]. */
 void ob_average_values(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
                        const struct ob_message_shape *shape, struct ob_view *out);
 void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
@@ -282,7 +283,7 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 
-/* Returns how many processors the calling thread may use, by its CPU affinity; 0: this build has no
+/* Returns the number of CPUs that the calling thread may use, by its affinity; 0: this build has no
  * threads. */
 int ob_processor_count(void);
 
@@ -332,8 +333,8 @@ const char *ob_block_input(const struct ob_block_step *step, const struct ob_blo
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
                           const struct ob_block *block);
 
-/* Returns the magnitude that a message's sign bits stand for in this block, or in a message of
- * levels the factor of its levels. */
+/* Returns the magnitude that this block's sign bits in a message stand for; in a message of levels,
+ * the factor of the block's levels. */
 float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block);
 
 /* Sets `words` to the addresses of block b in each message. Sets `scales` to the block's scales

@@ -1,4 +1,4 @@
-/* The list of codecs, and the choice of one that this processor can run. */
+/* Lists the codecs, and chooses one that this CPU can run. */
 #include "compression/codec.h"
 
 #include <stdio.h>
@@ -80,7 +80,8 @@ onebit_status_t ob_codec_find(const char *name, const struct ob_codec **codec) {
   char names[128] = "";
   list_usable_names(names, sizeof names);
   return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "codec %s: unknown, or not usable on this processor, which has %s", name, names);
+                  "codec %s is unknown or not usable on this processor, which can run %s", name,
+                  names);
 }
 
 onebit_status_t ob_codec_choose(const struct ob_codec **codec) {

@@ -10,10 +10,10 @@
  * If `width` is more than 1, messages have levels of `width` bits (levels.h) in place of signs:
  * `width` words for a group of 32 elements. The decoded value is the level times the scale of its
  * block, which is known only at the end of the block. So compress and reduce write the new values
- * to `residual_out`, which then is a buffer that stays in the caches. From these values `quantise`
- * computes the levels and the new residual. That residual is the error itself, so residual_scale is
- * 0 when it is read. These three functions may be called for one part of a block after the other:
- * from element `first`, which begins a group, up to `count`.
+ * to `residual_out`, which is then a small buffer that stays in the caches. From these values
+ * `quantise` computes the levels and the new residual. That residual is the error itself, so
+ * residual_scale is 0 when the residual is read. These three functions may process a block in
+ * parts: from element `first`, which begins a group, up to `count`.
  */
 #ifndef OB_COMPRESSION_CODEC_H
 #define OB_COMPRESSION_CODEC_H
@@ -27,9 +27,9 @@
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
-/* Partial results of a block whose values become levels, in lanes: of the sum of magnitudes, as
- * numerics.h defines it, and of the largest magnitude. If the sum is not finite, the largest
- * magnitude is meaningless. */
+/* Partial results, in lanes, of a block whose values become levels: the sum of magnitudes, as
+ * numerics.h defines it, and the largest magnitude. If the sum is not finite, the largest magnitude
+ * is meaningless. */
 struct ob_lanes {
   float sum[OB_LANES], largest[OB_LANES];
 };
@@ -144,8 +144,8 @@ struct ob_pass_run {
 
 struct ob_codec {
   const char *name;
-  /* Both return the sum of the run's magnitudes, as numerics.h defines it. If `lanes` is not NULL
-   * it receives the partial sums instead, and the result is 0. */
+  /* compress and reduce return the sum of the run's magnitudes, as numerics.h defines it. If
+   * `lanes` is not NULL it receives the partial sums instead, and the result is 0. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
   /* Returns the sum of the moments of a sample, added in lanes as numerics.h defines. */
@@ -169,7 +169,7 @@ struct ob_codec {
 };
 
 /* Returns a row of the table, which is in descending order of speed, or NULL past the end. Not all
- * rows can run on this processor. */
+ * rows can run on this CPU. */
 const struct ob_codec *ob_codec_row(size_t index);
 bool ob_codec_usable(const struct ob_codec *codec);
 

@@ -62,7 +62,7 @@ FIXED void group_bound_products(V group[GROUP], const V own[GROUP], float limit)
 }
 
 /* group = weight * group; with reciprocals each element is also multiplied by its own reciprocal,
- * up to the limit */
+ * and the product is bounded by the limit */
 FIXED void group_apply_weight(V group[GROUP], V weight, const struct ob_compress_run *run,
                               size_t first, size_t end) {
   V own[GROUP];
@@ -82,7 +82,7 @@ FIXED void group_apply_weight(V group[GROUP], V weight, const struct ob_compress
 }
 
 /* group = scaling * (decay * momentum + group). `decayed` is decay times the magnitude of the
- * momentum: multiplying a magnitude or the signed value is rounded in the same way. */
+ * momentum: the product of a magnitude is rounded as the product of the signed value is. */
 FIXED void group_add_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
                               bool levels, float decayed, V scaling) {
   V momentum[GROUP];
@@ -95,8 +95,8 @@ FIXED void group_add_momentum(V group[GROUP], const struct ob_compress_run *run,
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
-/* The forms of a run's momentum: none, signs, or levels. Levels are rare: all widths and rules
- * share one loop for each type of input, which calls a function to decode them. */
+/* The encodings of a run's momentum: none, signs, or levels. Levels are rare, so all widths and
+ * rules share one loop for each type of input, which calls a function to decode levels. */
 enum momentum { NONE, SIGNS, LEVELS };
 
 /* Compresses a run. Here and below the run is copied to a local variable. A vector store may change
@@ -172,9 +172,9 @@ static float codec_compress(const struct ob_compress_run *run) {
 
 /* Sums the values of the streams in group number `word`, one addition after the other, in the order
  * of the streams. An alternative was measured: tables of the sums of four streams, indexed by four
- * signs. With 16 streams in the caches AVX-512 takes 15 % less time, AVX2 11 % more, and a GPU 190
- * instructions instead of 202, but a GPU is limited by its memory. Tables would change the results,
- * so they are not used. */
+ * signs. With 16 streams in the caches, tables take 15 % less time with AVX-512, 11 % more with
+ * AVX2, and on a GPU 190 instructions instead of 202, but a GPU is limited by its memory. Tables
+ * would change the results, so they are not used. */
 FIXED void group_sum_streams(V total[GROUP], size_t word, size_t streams, unsigned width,
                              const uint32_t *const *bits, const float *scales) {
   group_decode(total, bits[0], word, width, v_set(scales[0]));

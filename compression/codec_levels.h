@@ -1,5 +1,5 @@
 /*
- * This part of codec_template.h encodes and decodes messages of more than one bit an element. A
+ * This part of codec_template.h encodes and decodes messages of more than one bit per element. A
  * codec_*.c file that defines VECTOR_LEVELS has its own versions of these two functions:
  *   group_decode_levels(V[GROUP], fields, width, scale)  decodes a group
  *   group_quantise(values, width, inverse, scale, V[GROUP], fields)  encodes a group of values, and
@@ -88,7 +88,8 @@ FIXED void group_decode_any_width(V group[GROUP], const uint32_t *words, size_t 
     group_decode_levels_any_width(group, words + width * word, width, scale);
 }
 
-/* Quantises a run. The code of the value 0 is 0 in every width, but its error may not be 0. */
+/* Quantises a run. The code of the value 0 is 0 in every width, but the error of the value 0 may
+ * not be 0. */
 FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
   const struct ob_quantise_run copy = *all, *const run = &copy;
   const V inverse = v_set(ob_inverse_scale(run->scale)), scale = v_set(run->scale);

@@ -1,7 +1,7 @@
 /*
  * This part of codec_template.h runs the passes of the optimizers, with the template's functions on
- * groups. A pass works on one group at a time. It works directly in the optimizer's arrays, but in
- * small arrays for values that are not float32 and for a last, partial group. The compiler
+ * groups. A pass works on one group at a time. It works directly in the optimizer's arrays; values
+ * that are not float32, and a last, partial group, are copied to small arrays. The compiler
  * vectorises the arithmetic in pass_element.h.
  */
 struct pass_group {
@@ -81,8 +81,8 @@ FIXED void pass_point_to_arrays(struct pass_group *group, const struct ob_pass_r
     }
 }
 
-/* Returns true if prefetching its arrays makes the pass faster, as in passes that decode a message,
- * since they compute much. */
+/* Returns true if prefetching the arrays makes this pass faster. That is so for passes that decode
+ * a message, since they compute much. */
 FIXED bool pass_prefetches(enum ob_pass_kind kind) {
   return ob_pass_reads(kind) & OB_MASK(OB_MESSAGE);
 }
@@ -168,8 +168,8 @@ FIXED void pass_compute_elements(enum ob_pass_kind kind, bool divided, struct pa
   }
 }
 
-/* Adds sums to lanes that stay in registers: with lanes in memory each group would wait for the one
- * before. */
+/* Adds sums to lanes that stay in registers: with lanes in memory each group would wait for the
+ * group before. */
 FIXED void pass_add_sums(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
                          enum ob_pass_kind kind) {
   OB_UNROLLED
@@ -257,8 +257,8 @@ static void pass_squares(struct ob_pass_run *run) {
   FOR_DTYPE(run->gradient_dtype, SQUARES);
 }
 
-/* Returns true if all messages that the pass reads are signs, as in nearly all calls. For signs a
- * pass has a separate loop, without a function call. */
+/* Returns true if all messages that the pass reads are signs, as they are in nearly all calls. For
+ * signs a pass has a separate loop, without a function call. */
 static bool pass_reads_signs(const struct ob_pass_run *run) {
   const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
   return run->width == 1 && (!two || (run->last && run->last_width == 1));

@@ -52,8 +52,8 @@ static inline uint32_t group_pack_signs(const V group[OB_LANES]) {
          pack_bits(negative + 24) << 24;
 }
 
-/* Sets signs four elements at a time, by a table that is indexed by their bits: few portable
- * targets can shift each lane by its own amount. */
+/* Sets signs four elements at a time, by a table that is indexed by their bits: few targets of
+ * portable code can shift each lane by its own amount. */
 static inline void group_apply_signs(uint32_t word, V magnitude, V group[OB_LANES]) {
 #define ROW(bits)                                                                                  \
   { (bits & 1u) << 31, (bits & 2u) << 30, (bits & 4u) << 29, (bits & 8u) << 28 }

@@ -9,7 +9,7 @@
  *   v_set                                     broadcast
  *   v_load v_store v_stream                   whole vectors, any alignment (v_stream: aligned to
  *                                             the vector)
- *   v_add v_sub v_mul v_abs                   one IEEE operation a lane, rounded to nearest
+ *   v_add v_sub v_mul v_abs                   one IEEE operation per lane, rounded to nearest
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
  *   v_larger(a, b)                            the larger magnitude; of a NaN and a number either
@@ -57,12 +57,12 @@
 
 /* --- Prefetching
  *
- * A processor's own prefetching stops at the end of a page, so that a loop over memory waits at the
- * beginning of each page. A loop that reads several messages, each at a bit an element, waits most
- * of the time. Prefetching lines far enough ahead helps functions that compute much: reduce, passes
- * that decode messages, and compress with moments. In functions that compute little it only costs
- * time (docs/measured/processor.md). The address may lie beyond the array: prefetching it then has
- * no effect. */
+ * The prefetching of the CPU itself stops at the end of a page, so a loop over memory waits at the
+ * beginning of each page. A loop that reads several messages, each of one bit per element, waits
+ * most of the time. Prefetching lines far enough ahead helps functions that compute much: reduce,
+ * passes that decode messages, and compress with moments. In functions that compute little it only
+ * costs time (docs/measured/processor.md). The address may lie beyond the array: prefetching it
+ * then has no effect. */
 FIXED void prefetch_line(const void *from, size_t ahead) {
   __builtin_prefetch((const void *)((uintptr_t)from + ahead));
 }
@@ -195,7 +195,7 @@ FIXED void group_add_error(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Prepares values that overwrite a residual: elements whose input is not finite keep their old
+/* Prepares values that overwrite a residual: elements whose input is not finite keep the old
  * residual, so that the call can be undone (blocks.h). */
 FIXED void group_keep_finite(V stored[GROUP], const V input[GROUP], const float *residual) {
   for (int k = 0; k < GROUP; k++)
@@ -228,7 +228,7 @@ FIXED void group_store_residual(const V group[GROUP], const V stored[GROUP], flo
 #include "compression/codec_compress.h"
 
 /* Returns true if a sum may exceed the largest float16. With signs no sum exceeds the sum of the
- * scales, which has as many roundings. With levels a sum may be larger, so the result is always
+ * scales, which is rounded as often. With levels a sum may be larger, so the result is always
  * true. */
 FIXED bool sum_may_exceed_float16(const struct ob_sum_run *run) {
   float max = 0;

@@ -1,5 +1,5 @@
 /*
- * The arithmetic of one element in messages of 2, 4 and 8 bits an element, shared by host and
+ * The arithmetic of one element in messages of 2, 4 and 8 bits per element, shared by host and
  * device code.
  *
  * An element of b bits encodes a level; the decoded value is the level times the scale of its
@@ -31,9 +31,9 @@ OB_INLINE float ob_largest_level(unsigned width) {
 
 /* Returns the value of the largest level with ONEBIT_SCALE_RMS, divided by the block's root mean
  * square. Larger values are cut off, and the difference stays in the residual. For 2 bits 1, 1.5, 2
- * and 3 were compared, for 4 bits 2, 3, 4, 7 and no bound. The returned values harm a program's own
- * Adam least; only smaller ones, which leave twice the residual, harm it less (docs/scales.md).
- * With 8 bits nothing is cut off. */
+ * and 3 were compared, for 4 bits 2, 3, 4, 7 and no bound. Of these, the returned values harm a
+ * program's own Adam least, except for smaller values, which leave twice the residual
+ * (docs/scales.md). With 8 bits nothing is cut off. */
 OB_INLINE float ob_level_reach(unsigned width) {
   return width == 2 ? 1.5f : width == 4 ? 3.0f : ob_float_of(0x7f800000u);
 }

@@ -32,8 +32,8 @@ static onebit_status_t check_checksum(const struct ob_header *header,
   if (header->checksum == computed)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
-                  "message: damaged on its way: checksum %08" PRIx32
-                  ", that of its bytes is %08" PRIx32,
+                  "message was damaged on its way: its checksum is %08" PRIx32
+                  ", but the checksum of its bytes is %08" PRIx32,
                   header->checksum, computed);
 }
 
@@ -44,27 +44,34 @@ static onebit_status_t check_header(const struct ob_header *header,
   case OB_HEADER_SOUND:
     break;
   case OB_HEADER_MAGIC:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: magic %08" PRIx32 ", not a onebit message",
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "message is not a onebit message: its magic number is %08" PRIx32 "",
                     header->magic);
   case OB_HEADER_VERSION:
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "message: wire format version %d, this library has version %d", header->version,
-                    OB_MESSAGE_VERSION);
+                    "message has wire format version %d, but this library has version %d: install "
+                    "one version on all hosts",
+                    header->version, OB_MESSAGE_VERSION);
   case OB_HEADER_KIND:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d, %s%u bit",
-                    header->kind, header->flags, (int)call->kind, shape->dense ? "dense, of " : "",
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "message has kind %d and flags %d, expected kind %d, %s%u bit", header->kind,
+                    header->flags, (int)call->kind, shape->dense ? "dense, of " : "",
                     shape->half    ? 16
                     : shape->dense ? 32
                                    : shape->width);
   case OB_HEADER_SEQUENCE:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: of call %" PRIu32 ", expected %" PRIu32,
-                    header->sequence, call->sequence);
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "message belongs to call %" PRIu32 ", expected call %" PRIu32, header->sequence,
+                    call->sequence);
   case OB_HEADER_BLOCK:
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "message: block %" PRIu64 " of %" PRIu64 " elements, expected %zu of %" PRIu64,
+                    "message begins with block %" PRIu64 " of %" PRIu64
+                    " elements, expected block %zu of %" PRIu64,
                     header->block, header->elements, shape->first, call->elements);
   case OB_HEADER_SCALE:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g", (double)header->scale);
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "message has the scale %g: it must be finite and at least 0",
+                    (double)header->scale);
   }
   return ONEBIT_OK;
 }
@@ -73,7 +80,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_call *call, const struct ob_codec *codec) {
   if (bytes != ob_message_bytes(shape))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", bytes,
+    return ob_error(ONEBIT_ERROR_MESSAGE, "message has %zu bytes, expected %zu", bytes,
                     ob_message_bytes(shape));
   const struct ob_header *header = memory;
   OB_TRY(check_checksum(header, shape, codec));
@@ -81,8 +88,9 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
   const float *scales = (const float *)(header + 1);
   for (size_t i = 0; i < ob_message_scales(shape); i++)
     if (!ob_scale_is_sound(scales[i]))
-      return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g of block %zu", (double)scales[i],
-                      shape->first + i);
+      return ob_error(ONEBIT_ERROR_MESSAGE,
+                      "message has the scale %g for block %zu: it must be finite and at least 0",
+                      (double)scales[i], shape->first + i);
   return ONEBIT_OK;
 }
 
@@ -95,7 +103,7 @@ onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t 
   *layout = (struct ob_layout){.block = block, .pieces = pieces};
   layout->piece = ob_allocate(pieces + 1, sizeof *layout->piece);
   if (!layout->piece)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a layout of %zu pieces", pieces);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a layout of %zu pieces", pieces);
   for (size_t k = 0; k < pieces; k++) {
     layout->piece[k] = (struct ob_piece){.count = counts[k],
                                          .valid = valid ? valid[k] : counts[k],

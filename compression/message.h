@@ -1,8 +1,8 @@
 /*
  * The format of messages, as docs/wire-format.md specifies it.
  *
- *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
- *   header (40 bytes) | float32 values, or 16-bit ones: a dense message
+ *   header (40 bytes) | float32 scales, one per block or one for all | words of sign bits
+ *   header (40 bytes) | float32 or 16-bit values, in a dense message
  *
  * A message has a range of blocks of a layout. Sender and receiver both know the layout; the header
  * has the numbers from which the receiver notices that the layouts differ.
@@ -194,7 +194,7 @@ struct ob_header {
   uint32_t magic;
   uint8_t version, kind;
   uint16_t flags;
-  uint32_t sequence; /* number of the call on this plan */
+  uint32_t sequence; /* number of the call among the plan's calls */
   float scale;       /* scale of the sender's buffer, or size of its residual (ladder.h), or 0 */
   uint64_t elements; /* elements of the whole call, with padding */
   uint64_t block;    /* the first block of the message */
@@ -209,11 +209,11 @@ struct ob_message_shape {
   size_t first, blocks, words; /* first block; number of blocks; number of groups of 32 elements */
   bool one_scale, dense;
   bool half;      /* the message is dense and has 16-bit values */
-  unsigned width; /* bits an element, if the message is not dense */
+  unsigned width; /* bits per element, if the message is not dense */
 };
 
-/* The parts of a message in memory. The values of a dense message, of 32 or 16 bits, are where
- * another message has its scales. */
+/* The parts of a message in memory. A dense message has its values, of 32 or 16 bits, in the
+ * position of other messages' scales. */
 struct ob_view {
   struct ob_header *header;
   float *scales;
@@ -223,7 +223,7 @@ struct ob_view {
   unsigned width;
 };
 
-/* Return the sizes of a message's parts; inline because device code calls them too. */
+/* Return the sizes of a message's parts; they are inline because device code calls them too. */
 OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
@@ -313,7 +313,7 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
   return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
-/* Returns the width, in bits an element, of a message that is not dense. */
+/* Returns the width, in bits per element, of a message that is not dense. */
 OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
 
 /* The errors of a header, in the order of the checks; ob_header_check returns the first one. */

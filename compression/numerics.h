@@ -45,7 +45,7 @@ OB_INLINE float ob_select(int condition, float yes, float no) {
   return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
 }
 
-/* Returns the value of a sign bit: +scale, or -scale when the bit is 1. Scales are never
+/* Returns the value of a sign bit: +scale if the bit is 0, and -scale if it is 1. Scales are never
  * negative. */
 OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);
@@ -237,10 +237,11 @@ OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors
 }
 
 /* ob_reciprocal_root computes 1 / sqrt(value) of a normal positive number, in a fifth of the time
- * of a root and a quotient. Its relative error is at most 7e-4, which is small enough for a value
- * that is sent as one bit. ob_root_guess makes a first guess by negating and halving the exponent.
- * One step of Newton's method follows, with constants that minimise the largest error (Kadlec,
- * "Improving the fast inverse square root", 2010). The result for infinity is not finite. */
+ * of a square root and a division. Its relative error is at most 7e-4, which is small enough for a
+ * value that is sent as one bit. ob_root_guess makes a first guess by negating and halving the
+ * exponent. One step of Newton's method follows, with constants that minimise the largest error
+ * (Kadlec, "Improving the fast inverse square root", 2010). The result for infinity is not
+ * finite. */
 #define OB_ROOT_GUESS  0x5f1ffff9
 #define OB_ROOT_FACTOR 0.703952253f
 #define OB_ROOT_TERM   2.38924456f
@@ -261,8 +262,8 @@ enum ob_moment_rule {
   OB_MOMENTS_SECOND /* Efficient-Adam: a running mean of squares */
 };
 
-/* Rounds a finite moment up or down at random, more likely to the nearer value. In one step a
- * running mean of 1,000 values changes by less than half of bfloat16's spacing: if it were rounded
+/* Rounds a finite moment up or down at random, more likely to the nearer value. A running mean over
+ * 1,000 values changes in one step by less than half of bfloat16's spacing, so if it were rounded
  * to nearest, it would never change. The low half of `chance`, the element's residual, serves as
  * the random number, so that it is the same on every codec and after a checkpoint. */
 OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
@@ -273,8 +274,8 @@ OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
  * moment. With P ranks whose gradients are independent, the mean gradient's second moment is 1 /
  * P^2 times the sum of all ranks' moments. A rank knows only its own moment. It assumes that the
  * moments of the other ranks equal its own moment before this step. So the estimate is `now` times
- * the moment after this step plus `before` times the moment before it. In a block that has no step
- * yet the estimate is `fresh` times the moment after this step. */
+ * the moment after this step plus `before` times the moment before it. In a block that has had no
+ * step yet the estimate is `fresh` times the moment after this step. */
 struct ob_moment_factors {
   float beta2, one_minus_beta2, epsilon;
   float now, before, fresh;
@@ -304,8 +305,8 @@ OB_INLINE struct ob_moment_factors ob_choose_moment_factors(struct ob_moment_fac
 }
 
 /* The floor of a table (an embedding) is this factor times the mean of the table's moments before
- * this step. The factors 0.3 and 1 were compared in trainings with 4 ranks and 1,000 steps on words
- * of C headers: 1 ended nearer to dense Adam. */
+ * this step. The factors 0.3 and 1 were compared in training runs with 4 ranks and 1,000 steps on
+ * words of C headers: with 1 the loss ended nearer to dense Adam's. */
 #define OB_TABLE_FLOOR 1.0f
 
 /* A sample of the words of 32 elements in a rank's part of a table: the words first, first + step
@@ -314,8 +315,8 @@ OB_INLINE struct ob_moment_factors ob_choose_moment_factors(struct ob_moment_fac
 struct ob_sample {
   size_t first, end, step;
 };
-/* A sample has at least OB_SAMPLE_MIN words, or all words if the part has fewer. It has less than
- * twice as many, since the step is rounded down. */
+/* A sample has at least OB_SAMPLE_MIN words, or all words if the part has fewer. It has fewer
+ * than twice OB_SAMPLE_MIN words, since the step is rounded down. */
 #define OB_SAMPLE_MIN 64
 
 OB_INLINE struct ob_sample ob_choose_sample(size_t block, size_t words) {
@@ -330,9 +331,9 @@ OB_INLINE float ob_moment_floor(float times, float moments, struct ob_sample sam
   return times * f->fresh * (moments / (float)(words * OB_LANES));
 }
 
-/* Updates the element's moment, and returns the gradient divided for the exchange. The divisor is
- * the root of the sum of the estimate, epsilon squared and the floor. The result is not finite if
- * the moment is too large. */
+/* Updates the element's moment, and returns the divided gradient, which is exchanged. The divisor
+ * is the square root of the sum of the estimate, epsilon squared and the floor. The result is not
+ * finite if the moment is too large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
                                 float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)
@@ -381,7 +382,7 @@ struct ob_serving {
   struct ob_lion_factors lion;
 };
 
-/* Returns the bits an element of a server's messages if ranks send `width` bits; with Lion always
+/* Returns the bits per element of a server's messages if ranks send `width` bits; with Lion always
  * 1, a sign. */
 OB_INLINE unsigned ob_serve_width(enum ob_serve_rule rule, unsigned width) {
   return rule == OB_SERVE_LION ? 1 : width;

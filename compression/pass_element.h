@@ -37,8 +37,8 @@ OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
   return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
 }
 
-/* Returns the gradient, for the momentum, divided by the root of the variance. The variance
- * includes this gradient already. */
+/* Returns the gradient divided by the root of the variance. The pass adds the result to the
+ * momentum. The variance already includes this gradient. */
 OB_INLINE float ob_divide_gradient(float gradient, float variance,
                                    const struct ob_pass_factors *f) {
   const float factor = f->adam.variance_factor;
@@ -57,8 +57,8 @@ OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_fact
   return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
 }
 
-/* Returns the denominator; infinity for an element without variance, so that the element does not
- * change. */
+/* Returns the denominator; infinity for an element whose variance is 0, so that the element does
+ * not change. */
 OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_factors *f) {
   const float denominator = ob_adam_denominator(variance, &f->adam);
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
@@ -219,8 +219,8 @@ OB_INLINE struct ob_element ob_pass_element_by_quotient(enum ob_pass_kind kind, 
     break;
   }
   case OB_PASS_ZERO_ONE: {
-    /* One bit has no zero: an element that has never had a gradient has still received values. They
-     * must not stay in its momentum until the first gradient. */
+    /* One bit cannot represent zero, so an element that has never had a gradient has still received
+     * values. They must not stay in its momentum until its first gradient. */
     const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
     *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(

@@ -95,11 +95,11 @@ OB_INLINE double ob_sums_total(int which, const double *sums, size_t count) {
   return largest;
 }
 
-/* An estimate of the norm of a step divided by the norm of the message that carries it. The
+/* An estimate of the norm of a step divided by the norm of the message that contains it. The
  * message's scale is the root mean square of the step plus the residuals of servers and workers,
- * which are as large as the step. The values 1/2, 5/8, 2/3, 3/4 and 1 were compared: with 2/3
- * Efficient-Adam with trust ratios came nearest to dense LAMB, on tinyshakespeare with 2, 4 and 8
- * ranks. */
+ * which are as large as the step. The values 1/2, 5/8, 2/3, 3/4 and 1 were compared: with 2/3 the
+ * loss of Efficient-Adam with trust ratios came nearest to dense LAMB's, on tinyshakespeare with 2,
+ * 4 and 8 ranks. */
 #define OB_STEP_SIGNAL (2.0f / 3)
 
 /* Factors that all elements of a piece share. */
@@ -115,7 +115,7 @@ struct ob_pass_factors {
   float anchor_decay; /* 0/1 Adam: weight decay times the sum of rates; 0 if moves include it */
   float bound;        /* largest step with compressed messages and frozen variance; or infinity */
   /* For passes that divide gradients. before: the bias correction of the variance before this step.
-   * floor: OB_DIVISOR_FLOOR times the block's mean variance, with this correction. */
+   * floor: OB_DIVISOR_FLOOR times the block's mean variance, corrected by `before`. */
   float before, floor;
   int keep_zero; /* an element whose variance is 0 does not change */
   int adds_up;   /* 0/1 Adam: OB_MOVED is used */

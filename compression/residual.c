@@ -9,7 +9,7 @@
 #include "compression/levels.h"
 
 /* The offset of the second copy, in words of 32 elements. Large arrays begin at the start of a
- * page. If a pass reads one copy and writes the other at the same offset within a page, the cache
+ * page. If a loop reads one copy and writes the other at the same offset within a page, the cache
  * lines of both are in the same set of the first-level cache, and reduce takes a fifth longer
  * (docs/measured/processor.md). */
 #define STAGGER 9
@@ -37,7 +37,7 @@ static void residual_describe(struct ob_residual *residual, const struct ob_layo
 }
 
 static onebit_status_t residual_memory_error(const struct ob_residual *residual) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a residual of %zu elements",
                   residual->words * OB_LANES);
 }
 
@@ -111,7 +111,7 @@ size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_
   return elements;
 }
 
-/* Makes the current copy readable on the host. In memory of the host the results are the arrays
+/* Makes the current copy readable on the host. In host memory the results are the arrays
  * themselves. Otherwise they are copies, which residual_close_view frees, also after a failure.
  * Errors: ONEBIT_ERROR_MEMORY and those of copying. */
 static onebit_status_t residual_open_view(const struct ob_residual *residual, float **values,
@@ -245,8 +245,8 @@ static float sum_squares(const float *values, size_t count) {
   return (float)measure_sum_lanes(squares);
 }
 
-/* Returns the floats of scratch, which receives the error and the fields that quantising writes;
- * nothing reads these fields. */
+/* Returns the number of floats of scratch. The scratch receives the error and the fields that
+ * quantising writes; nothing reads these fields. */
 size_t ob_measure_scratch(size_t block) { return block + block / OB_LANES * OB_MAX_WIDTH; }
 
 /* Returns the sum of squares of the error that levels of `width` bits would leave. `value` is the

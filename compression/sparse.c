@@ -1,4 +1,4 @@
-/* The codec of sparse messages. It is in plain C for all builds, since it runs only once in many
+/* The codec for sparse messages. It is in plain C in all builds, since it runs only once in many
  * steps. */
 #include "compression/sparse.h"
 
@@ -104,8 +104,8 @@ static void choose_elements(const uint32_t *magnitudes, size_t count, unsigned s
     }
 }
 
-/* Returns the mean of the chosen magnitudes that are at least the bound, or if `upper` is false of
- * those below it; 0 if there are none. */
+/* Returns the mean of the chosen magnitudes that are at least the bound, or if `upper` is false,
+ * the mean of those below the bound; 0 if there are none. */
 static double compute_mean(const float *values, const uint16_t *positions, unsigned sent,
                            double bound, bool upper) {
   double sum = 0;
@@ -168,13 +168,13 @@ static const char *chunk_error(const uint32_t *words, size_t count) {
 
 onebit_status_t ob_sparse_check(const uint32_t *message, size_t bytes, size_t elements) {
   if (bytes != ob_sparse_bytes(elements))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "sparse message: %zu bytes, expected %zu", bytes,
+    return ob_error(ONEBIT_ERROR_MESSAGE, "sparse message has %zu bytes, expected %zu", bytes,
                     ob_sparse_bytes(elements));
   for (size_t first = 0; first < elements; first += OB_SPARSE_CHUNK) {
     const size_t left = elements - first, count = left < OB_SPARSE_CHUNK ? left : OB_SPARSE_CHUNK;
     const char *error = chunk_error(message + first / OB_SPARSE_CHUNK * OB_SPARSE_STRIDE, count);
     if (error)
-      return ob_error(ONEBIT_ERROR_MESSAGE, "sparse message: %s in chunk %zu", error,
+      return ob_error(ONEBIT_ERROR_MESSAGE, "sparse message has %s in chunk %zu", error,
                       first / OB_SPARSE_CHUNK);
   }
   return ONEBIT_OK;

@@ -1,6 +1,6 @@
 /*
- * The public calls on streams, the work that a program puts between them, and their outcome, which
- * the host reads afterwards.
+ * Implements the public calls on streams, the work between two calls, and the reading of the calls'
+ * outcome, which the host learns afterwards.
  */
 #include <sched.h>
 
@@ -35,17 +35,18 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   return ob_plan_settle(plan);
 }
 
-/* Reads the counts that the device publishes in memory of the host. */
+/* Reads the counts that the device publishes in host memory. */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
   OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   if (!made || !skipped)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", made ? "skipped" : "made");
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "the plan is for host memory: create it with device ONEBIT_DEVICE_CUDA");
   if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s the host runs the calls, so the device has no counts: use the status "
-                    "that each call returns",
+                    "over %s the host runs the calls, so the device does not count them: use the "
+                    "status that each call returns",
                     plan->comm->transport->name);
   *made = plan->device->seen->outcome.calls;
   *skipped = plan->device->seen->outcome.skipped;
@@ -64,19 +65,20 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   OB_TRY(ob_plan_check_idle(plan));
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "the plan is for host memory: create it with device ONEBIT_DEVICE_CUDA");
   if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s the host runs the calls: functions that work on the stream between "
-                    "calls are not supported",
+                    "over %s the host runs the calls, so functions that work on the stream between "
+                    "two calls are not supported",
                     plan->comm->transport->name);
   if (plan->state->broken)
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call");
   return ONEBIT_OK;
 }
 
-/* Makes the stream wait for the plan's last call, which may be on another stream. Captured work has
- * no order in time yet, so nothing waits for it. */
+/* Makes the stream wait for the plan's last call, which may be on another stream. Captured work
+ * does not run yet, so nothing waits for it. */
 static onebit_status_t order_after_last_call(const struct onebit_plan *plan, cudaStream_t stream,
                                              bool capturing) {
   if (capturing)
@@ -124,7 +126,7 @@ onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_p
 
 /* ---- The outcome of calls ---- */
 
-/* Reports the outcome to the caller that waits for this call, or keeps it for
+/* Reports the outcome to a caller that waits for this call, or stores it for
  * onebit_plan_synchronize. */
 static void report_outcome(const struct onebit_plan *plan, onebit_status_t status) {
   if (plan->state->in_flight && !plan->flight->call.on_stream)
@@ -144,7 +146,7 @@ static void describe_outcome(const struct onebit_plan *plan,
   else if (status == ONEBIT_ERROR_PEER)
     ob_error(status, "rank %d failed in this call: read its error message", rank);
   else if (status == ONEBIT_ERROR_ARGUMENT)
-    ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
+    ob_error(status, "%s in device memory is %g: it must be finite and at least 0", name,
              (double)ob_float_of(outcome->agreed));
   else if (status == ONEBIT_ERROR_MISMATCH && plan->flight->call.agreed_whole)
     ob_error(status, "from rank %d: %s differs between ranks: %08x on another rank", rank, name,
@@ -153,7 +155,7 @@ static void describe_outcome(const struct onebit_plan *plan,
     ob_error(status, "from rank %d: %s differs between ranks: %.9g on another rank", rank, name,
              (double)ob_float_of(outcome->agreed));
   else
-    ob_error(status, "from rank %d: a damaged or foreign message", rank);
+    ob_error(status, "from rank %d: the message is damaged or not from onebit", rank);
   *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
   report_outcome(plan, status);
 }
@@ -164,8 +166,8 @@ static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
   return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
 }
 
-/* Called when the stream has reached the end of the call: the host copies the device's view of the
- * plan. */
+/* Reads the outcome when the stream has reached the end of the call: copies the device's state of
+ * the plan to the plan. */
 static void read_outcome(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;
@@ -183,8 +185,8 @@ static void give_up_plan(const struct onebit_plan *plan, onebit_status_t status)
   report_outcome(plan, status);
 }
 
-/* While NCCL waits for a lost rank the event is never reached: ob_comm_health then reports the
- * error. */
+/* While NCCL waits for a lost rank, the call's event is not reached: ob_comm_health then reports
+ * the error. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait) {
   OB_ON_DEVICE(plan->device->number);
   onebit_status_t status = ONEBIT_OK;

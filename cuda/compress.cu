@@ -1,17 +1,17 @@
 /*
  * Compresses inputs and residuals into sign bits, scales and new residuals.
  *
- * Bytes an element of float32 input, in blocks of 2048 elements: 4 of input and 4 of residuals are
- * read, 4 of residuals and 1/8 of signs are written, and a block writes 2 scales and reads 1
- * (12/2048): 12.13 in all. With momentum its signs are read too: 12.26. Input of 16 bits takes
- * 10.13 and 10.26. When the step is sent in place of the momentum, 4 of reciprocals are read:
- * 16.26; with second moments 2 more are read and 2 written: 16.26. The limit is the card's copy
- * bandwidth: 346e9 elements a second at 4.2 TB/s.
+ * Memory traffic in bytes per element of float32 input, in blocks of 2048 elements: 4 of input and
+ * 4 of residuals are read, 4 of residuals and 1/8 of signs are written, and each block writes 2
+ * scales and reads 1 (12/2048): 12.13 in all. With momentum, its signs are read too: 12.26. Input
+ * of 16 bits takes 10.13 and 10.26. When the step is sent in place of the momentum, 4 of
+ * reciprocals are read: 16.26; with second moments, 2 more are read and 2 more written: 16.26. The
+ * limit is the card's copy bandwidth: 346e9 elements per second at 4.2 TB/s.
  */
 #include "cuda/headers.cuh"
 
-/* The preparation of a gradient before it is weighed: none; a product with reciprocals; or a
- * division by the root of its moment. */
+/* The preparation of a gradient before it is weighted: none; multiplication by reciprocals; or
+ * division by the root of its second moment. */
 enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS, TABLES };
 
 /* Tables of outputs (ONEBIT_TABLE) also use second moments, and their mean. */
@@ -26,7 +26,8 @@ struct moments {
   struct ob_moment_factors factors;
 };
 
-/* Loads moments, which are stored in the order of the residuals; a lane's four are 8 bytes. */
+/* Loads moments, which are stored in the order of the residuals; a lane's four moments are 8
+ * bytes. */
 template <bool whole>
 static __device__ inline void load_moments(const struct moments &moments, unsigned first,
                                            unsigned end, uint32_t (&raw)[fours_a_tile][2]) {
@@ -100,7 +101,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
   }
 }
 
-/* Compresses a block as a codec does; lane 0 gets the sum of its magnitudes. */
+/* Compresses a block as a codec does; lane 0 gets the sum of the block's magnitudes. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
 static __device__ inline float compress_tiles(const struct ob_compress_run &run,
                                               const struct moments &moments, float4 *tile) {
@@ -184,8 +185,9 @@ constexpr bool few_registers = true;
 constexpr bool few_registers = false;
 #endif
 
-/* A multiprocessor runs one thread block less if moments or reciprocals take registers, and another
- * one less if the momentum's signs or a table's mean would not fit into the remaining registers. */
+/* A multiprocessor runs one thread block fewer if moments or reciprocals take registers, and one
+ * fewer again if the momentum's signs or a table's mean would not fit into the remaining
+ * registers. */
 constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
   return blocks_at_once - (treatment != AS_IT_IS) - (treatment == TABLES) -
          (momentum && few_registers);
@@ -260,7 +262,7 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
   const struct ob_cuda_plan part = select_chunk(plan, chunk);
-  if (!source.values && !source.moment_rule) /* source.values have the factor already */
+  if (!source.values && !source.moment_rule) /* source.values include the factor */
     source.weight *= source.factor;
   if (plan.geometry.width > 1)
     return ob_cuda_compress_levels(part, source, stream);

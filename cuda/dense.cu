@@ -1,12 +1,12 @@
 /*
- * Kernels of dense messages: they convert inputs to float32, compute means, and convert these back.
- * The last section has those for messages inside a host.
+ * Kernels of dense messages: they convert inputs to float32, compute means, and convert the means
+ * back. The last section has the kernels for messages inside a host.
  *
- * Bytes an element: load reads 4 and writes 4 (16 bits: 2 and 4), convert reads 4 and writes 4 (4
+ * Bytes per element: load reads 4 and writes 4 (16 bits: 2 and 4), convert reads 4 and writes 4 (4
  * and 2), the mean of N members reads 4 N and writes 4. Values follow a header of 40 bytes, so they
  * are aligned to 8 bytes only, and an access has 8 bytes, or 4 if its two elements have 16 bits.
- * Eight accesses of 4 bytes are 32 bytes in flight a thread, so 40 warps read with 40 KiB in
- * flight; reading is a third of the bytes.
+ * Eight accesses of 4 bytes are 32 bytes in flight per thread, so 40 warps have 40 KiB of reads in
+ * flight; a third of the bytes are reads.
  */
 #include "cuda/location.cuh"
 
@@ -55,8 +55,8 @@ static __device__ inline void sum_pairs(const struct ob_cuda_plan &plan,
 
 /* Writes the block's mean; `values` is the address of the message's values, `dtype` the type of the
  * members' messages. The sum of squares shows whether the values, and the squares that an optimizer
- * computes from these values, are finite. The sum has no other use, so the order of its additions
- * is free. */
+ * computes from them, are finite. The sum has no other use, so the order of its additions does not
+ * matter. */
 template <onebit_dtype_t dtype>
 static __device__ inline void write_mean(const struct ob_cuda_plan &plan,
                                          const struct senders &senders,
@@ -137,7 +137,7 @@ cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source,
 
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
-  const uint32_t now = plan.state->now; /* read first, so that no load waits for it */
+  const uint32_t now = plan.state->now; /* loaded first, so that no other load waits for it */
   struct location location;
   if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
@@ -155,13 +155,13 @@ cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t st
 
 /* --- Convert */
 
-/* True if the result is one message with the mean; otherwise each member has a result. */
+/* Returns true if the result is one message with the mean; otherwise each member has a result. */
 static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
   return plan.geometry.whole && !plan.gathered;
 }
 
-/* grid.y is the member whose result is converted. Elements past `valid` have no place in the
- * caller's buffer. */
+/* grid.y is the member whose result is converted. Elements from `valid` on are not in the caller's
+ * buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     convert_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -197,17 +197,17 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
 /*
  * ---- Inside a host ----
  *
- * The kernels of a hierarchical plan inside its host: the mean of the ranks' inputs, from the dense
- * messages in which they have sent them to each other. Inputs of 16 bits are sent in their own
- * type.
+ * The kernels that a hierarchical plan runs inside its host compute the mean of the ranks' inputs
+ * from the dense messages in which the ranks have sent inputs to each other. Inputs of 16 bits are
+ * sent in their own type.
  *
- * Bytes an element with L ranks on the host: putting reads 4 and writes 4, the mean reads 4 L and
+ * Bytes per element with L ranks on the host: putting reads 4 and writes 4, the mean reads 4 L and
  * writes 4; with inputs of 16 bits 2 and 2, then 2 L and 4.
  */
 
 /* --- Inputs */
 
-/* Loads the lane's four elements from `first` on; those from `valid` on are zeros. */
+/* Loads the lane's four elements from `first` on; elements from `valid` on are zeros. */
 static __device__ inline void load_four(const uint16_t *input, unsigned first, unsigned valid,
                                         bool aligned, uint32_t (&raw)[2]) {
   if (aligned && first + 4 <= valid)

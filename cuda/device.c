@@ -1,4 +1,4 @@
-/* The device part of a plan: its creation, its destruction, and its description for kernels. */
+/* Creates and destroys the device part of a plan, and describes the plan for kernels. */
 #include "cuda/device.h"
 
 #include "base/error.h"
@@ -13,13 +13,13 @@ onebit_status_t ob_device_open(struct onebit_plan *plan) {
     OB_TRY(transport->check_current(plan->comm));
   plan->device = ob_allocate(1, sizeof *plan->device);
   if (!plan->device)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a plan");
   plan->device->number = number;
   return ONEBIT_OK;
 }
 
 static onebit_status_t device_out_of_memory(const struct onebit_plan *plan) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for a plan of %zu elements",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory on CUDA device %d for a plan of %zu elements",
                   plan->device->number, plan->count);
 }
 
@@ -87,7 +87,7 @@ static onebit_status_t allocate_mirror(struct onebit_plan *plan, size_t members,
   return *memory ? ONEBIT_OK : device_out_of_memory(plan);
 }
 
-/* Allocates the results of all ranks; most kernels get only those of their own group. */
+/* Allocates the results of all ranks; most kernels get only the results of their own group. */
 static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **memory) {
   const struct ob_geometry *geometry = &plan->geometry;
   OB_TRY(allocate_mirror(plan, plan->host.ranks ? geometry->segments : geometry->members, memory));
@@ -144,7 +144,7 @@ void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
   ob_memory_cuda.release(device->bounds);
   ob_memory_cuda.release(device->kernel.checks);
   ob_memory_cuda.release(device->kernel.state);
-  /* Until the state exists, these pointers are to the plan's own memory, which is not released
+  /* Until the state exists, these pointers point to the plan's own memory, which is not released
    * here. */
   if (mirrors && device->kernel.state) {
     ob_memory_cuda.release(geometry->outgoing);
@@ -168,7 +168,7 @@ bool ob_cuda_is_capturing(cudaStream_t stream) {
   enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaStreamIsCapturing(stream, &capture);
   if (error != cudaSuccess)
-    cudaGetLastError(); /* an error of the stream is found when work is put on it */
+    cudaGetLastError(); /* an error of the stream will be found when work is put on it */
   return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
 }
 
@@ -274,24 +274,25 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
 
 #define MI ((size_t)1 << 20)
 
-/* Elements in a chunk. A further chunk costs a stream about 12 us: the latency of an exchange of
- * NCCL, and gaps between its kernels. With n elements in c chunks, 1 / c of the shorter of
- * compressing and exchanging overlaps with nothing, and compressing takes n / 354 G/s
- * (docs/cuda.md, H200). The sum of the two is least at c = sqrt(n / (354 G/s * 12 us)). */
+/* Elements in a chunk. A further chunk costs a stream about 12 us: the latency of an NCCL exchange,
+ * and gaps between its kernels. With n elements in c chunks, 1 / c of the shorter of compressing
+ * and exchanging overlaps with nothing, and compressing takes n / 354 G/s (docs/cuda.md, H200). The
+ * sum of both costs is smallest at c = sqrt(n / (354 G/s * 12 us)). */
 #define ELEMENTS_A_CHUNK (4 * MI)
 
-/* With 8 chunks, a further one hides less than an eighth of that time. */
+/* With 8 chunks, a further chunk hides less than an eighth of the shorter of compressing and
+ * exchanging. */
 #define MAX_STREAMED 8
 
-/* The host launches 3 kernels, 6 copies and as many events a chunk, about 30 us: less than the
- * 84 us that 1 MiB of bits takes at 100 Gbit/s. */
+/* The host launches 3 kernels, 6 copies and as many events per chunk, about 30 us: less than the 84
+ * us that 1 MiB of bits takes at 100 Gbit/s. */
 #define ELEMENTS_STAGED (8 * MI)
 
 /* Dense messages have 32 times the bytes: 8 MiB take 18 us at 450 GB/s. */
 #define ELEMENTS_DENSE (2 * MI)
 
-/* The limit also holds for a window, which has memory for two chunks: three times 4 bytes for each
- * of their elements, so 24 / 16 bytes an element of the plan. */
+/* The limit also holds for a host's window, which has memory for two chunks, with three times 4
+ * bytes for each of their elements: 24 / 16 bytes per element of the plan. */
 #define MAX_STAGED 16
 
 static size_t limit_chunks(size_t chunks, size_t max) {
@@ -305,8 +306,8 @@ static size_t choose_stream_chunks(size_t elements) {
   return chunks;
 }
 
-/* With one scale no message leaves before everything is compressed; only reducing a segment could
- * overlap, and that saves less than another chunk costs. */
+/* With one scale for all blocks, nothing can be sent until everything is compressed; only reducing
+ * a segment could overlap, and that saves less than another chunk costs. */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
   const bool in_window =
       plan->schedule->window || plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -1,9 +1,9 @@
 /*
  * The functions of a warp that works on a block, which all kernels share.
  *
- * One warp takes one block: lane l adds the elements l, l + 32, ... in their order, and the lanes
- * are then halved, which is the sum that numerics.h defines. (CUB's block sum promises no order of
- * additions, and float atomics have none.)
+ * One warp processes one block: lane l adds the elements l, l + 32, ... in this order, and the
+ * lanes are then added by halving, which is the sum that numerics.h defines. (CUB's block sum
+ * promises no order of additions, and float atomics have none.)
  *
  * A tile is 512 elements. Lane l has four groups of four elements, called fours, which begin at 4
  * l, 128 + 4 l, 256 + 4 l and 384 + 4 l: an access has 16 bytes, or 8 with types of 16 bits. All
@@ -34,8 +34,8 @@
 #endif
 
 constexpr unsigned warps_a_block = 4, threads_a_block = warps_a_block * OB_LANES;
-/* Thread blocks on a multiprocessor at once. These are 24 warps with 80 registers a thread, enough
- * for all loads of a tile. */
+/* Thread blocks on a multiprocessor at once: 24 warps with 80 registers per thread, enough for all
+ * loads of a tile. */
 constexpr unsigned blocks_at_once = 6;
 constexpr unsigned fours_a_tile = 4; /* the fours of a tile that a lane has */
 constexpr unsigned tile_elements = fours_a_tile * 4 * OB_LANES, tile_words = 16;
@@ -43,7 +43,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 /* --- Launching */
 
-/* The address of this kernel tells the host which module the file's kernels are in. */
+/* The host finds the module of this file's kernels by the address of this kernel. */
 static __global__ void module_kernel() {}
 
 static const struct module_of_file {
@@ -53,8 +53,8 @@ static const struct module_of_file {
 /* The first statement of a kernel that may be launched early. Its thread blocks may start before
  * the kernel ahead of it on the stream has ended, and wait here until that kernel has ended and its
  * writes are visible. That kernel has waited in the same way, so all kernels before it have ended
- * too. The next kernel may start when the last block of this one has started: no block of this
- * kernel then waits for a multiprocessor. Code for older devices is launched in turn and waits for
+ * too. The next kernel may start when the last block of this kernel has started: then no block of
+ * this kernel waits for a multiprocessor. Code for older devices is launched in turn and waits for
  * nothing here. */
 static __device__ inline void await_kernels_ahead() {
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
@@ -93,8 +93,8 @@ static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStr
   return launch_grid(kernel, dim3(1), OB_LANES, stream, arguments...);
 }
 
-/* Launches one warp for each of `count` items, `messages` times. cudaLaunchKernelEx replaces the
- * syntax <<<...>>>, so that a launch is an ordinary function call. */
+/* Launches one warp for each of `count` items in each of `messages` messages. cudaLaunchKernelEx
+ * replaces the syntax <<<...>>>, so that a launch is an ordinary function call. */
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch_warps(bool early, void (*kernel)(Parameters...), size_t count,
                                        size_t messages, cudaStream_t stream,
@@ -245,7 +245,7 @@ static __device__ inline void pack_values(const float (&some)[width], uint32_t *
       raw[i / 2] = narrow_pair<dtype>(some[i], some[i + 1]);
 }
 
-/* Bounds results to what dtype can hold, before they are stored. */
+/* Limits results to the range of dtype, before they are stored. */
 template <onebit_dtype_t dtype, unsigned width>
 static __device__ inline void bound_values(float (&some)[width]) {
   OB_UNROLL
@@ -253,8 +253,8 @@ static __device__ inline void bound_values(float (&some)[width]) {
     some[j] = ob_bound(some[j], dtype);
 }
 
-/* Loads `width` elements from `first` on; those from `end` on are zeros. The load is one access if
- * the buffer is aligned to the size of that access. `whole`: all of them are before `end`. */
+/* Loads `width` elements from `first` on; elements from `end` on are zeros. The load is one access
+ * if the buffer is aligned to the size of that access. `whole`: all of them are before `end`. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void load_values(const void *buffer, unsigned first, unsigned end,
                                           bool aligned, float (&some)[width]) {
@@ -351,8 +351,8 @@ static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigne
 
 /* --- Lanes */
 
-/* Adds a tile's magnitudes to the lanes' sums. Returns word l of the tile's signs to lane l <
- * 16. */
+/* Adds a tile's magnitudes to the lanes' sums. Returns word l of the tile's signs in lane l, for l
+ * < 16. */
 static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t rule, float *lane) {
   const uint32_t own = 1u << lane_number();
   uint32_t mine = 0;
@@ -365,18 +365,18 @@ static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t ru
     if (own & 1u << w) /* compiles to seven predicates at once (R2P) */
       mine = signs;
   }
-  __syncwarp(); /* the next tile is stored in the same place */
+  __syncwarp(); /* the next tile is stored in the same memory */
   return mine;
 }
 
-/* Returns the sum of the lanes to lane 0, in the order of ob_sum_lanes. */
+/* Returns the sum of the lanes in lane 0, in the order of ob_sum_lanes. */
 template <typename T> static __device__ inline T sum_lanes(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2)
     lane += __shfl_down_sync(all_lanes, lane, width);
   return lane;
 }
 
-/* Returns the largest value of the lanes to all lanes. No lane has a NaN. */
+/* Returns the largest value of the lanes, in all lanes. No lane has a NaN. */
 template <typename T> static __device__ inline T largest_lane(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const T other = __shfl_xor_sync(all_lanes, lane, (int)width);
@@ -385,7 +385,7 @@ template <typename T> static __device__ inline T largest_lane(T lane) {
   return lane;
 }
 
-/* Returns the least value of the lanes to all lanes. */
+/* Returns the smallest value of the lanes, in all lanes. */
 static __device__ inline float min_lane(float lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const float other = __shfl_xor_sync(all_lanes, lane, (int)width);
@@ -396,7 +396,7 @@ static __device__ inline float min_lane(float lane) {
 
 /* The number of threads of a block that adds up sums: up to few_sums of them, or more. */
 constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
-/* The most sums that a block of few threads loads at once. */
+/* The largest number of sums that a block of few threads loads at once. */
 constexpr size_t few_sums = OB_SUM_LANES;
 
 /* Adds a thread's values by halving. */
@@ -411,7 +411,7 @@ template <unsigned count> static __device__ inline double add_by_halving(double 
 /* Adds up sums in the order of ob_add_sums with all threads of a block; lane 0 of its first warp
  * gets the result. Thread t has the lanes t, t + threads, ..., and loads eight sums before the
  * first addition: a block of 1024 threads then has 64 KiB in flight. `parts` is shared memory of
- * the block, one value a thread. */
+ * the block, with one value per thread. */
 template <unsigned threads>
 static __device__ inline double add_sums(const double *sums, size_t count, double *parts) {
   constexpr unsigned held = OB_SUM_LANES / threads, at_once = 8, rows = threads / OB_LANES;

@@ -1,5 +1,5 @@
 /*
- * The device part of a plan, and host code that the files of this folder share. When CUDA fails the
+ * The device part of a plan, and host code that the files of this folder share. If CUDA fails, the
  * functions return ONEBIT_ERROR_DEVICE with CUDA's message.
  */
 #ifndef OB_CUDA_DEVICE_H
@@ -9,8 +9,8 @@
 #include "cuda/enter.h"
 #include "cuda/kernels.h"
 
-/* The streams and events of a staged plan, and the host's copies of the device's state: one for
- * each slot of messages, and one for the scales of a whole call. */
+/* The streams and events of a staged plan, and the host's copies of the device's state: one copy
+ * for each slot of messages, and one for the scales of a whole call. */
 struct ob_staging {
   cudaStream_t compute, out, in; /* kernels; copies to the host; copies from it */
   cudaEvent_t computed, copied_in;
@@ -18,15 +18,16 @@ struct ob_staging {
   struct ob_cuda_state *seen; /* slots + 1, pinned: the states that were copied with them */
 };
 
-/* The number of chunks in a host's window of inputs: one is added up while the next arrives. */
+/* The number of chunks in a host's window of inputs: one chunk is added up while the next
+ * arrives. */
 #define OB_WINDOW_CHUNKS 2
 
 /* The device's state if the ranks of a host share memory (staging.c). */
 struct ob_staged_host {
-  size_t registered; /* blocks of shared memory that copies are made from */
-  size_t applied;    /* chunks of the call whose results are being applied */
+  size_t registered; /* number of shared memory blocks registered with CUDA */
+  size_t applied;    /* number of the call's chunks whose results are being applied */
   cudaEvent_t inputs_copied[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
-  struct ob_cuda_state *seen;                  /* pinned, one a chunk: the state after its kernel */
+  struct ob_cuda_state *seen;                  /* pinned; per chunk: the state after its kernel */
 };
 
 /* The device's state for exchanges inside a host (device_host.c). The window has this rank's inputs
@@ -35,8 +36,8 @@ struct ob_staged_host {
 struct ob_device_host {
   unsigned char *outgoing, *incoming;
   float *mean; /* scratch: a chunk of the host's inputs, by member */
-  /* Descriptions for kernels: the window as this rank fills it (window) and as it adds it up
-   * (host), and all ranks' results. */
+  /* Descriptions for kernels: of the window for filling it (window) and for adding it up (host),
+   * and of all ranks' results. */
   struct ob_cuda_plan window, host, results;
   struct ob_batch *batch; /* messages inside the host */
   struct ob_staged_host staged;
@@ -44,9 +45,9 @@ struct ob_device_host {
 
 /* The stream for messages that overlap with kernels (see below); NULL if no messages do. */
 struct ob_overlap {
-  cudaStream_t stream;  /* for messages; the communicator's */
+  cudaStream_t stream;  /* for messages; belongs to the communicator */
   cudaEvent_t computed; /* the kernels before the next message */
-  cudaEvent_t *moved;   /* one a slot: its latest batch */
+  cudaEvent_t *moved;   /* one per slot: the slot's latest batch */
 };
 
 struct ob_device {
@@ -54,7 +55,7 @@ struct ob_device {
   struct ob_cuda_plan kernel; /* the plan as kernels get it */
   struct ob_piece *pieces;
   size_t *bounds;
-  struct ob_device_host host; /* of a hierarchical plan */
+  struct ob_device_host host; /* for a hierarchical plan */
   cudaEvent_t started;        /* the end of earlier work on the caller's stream */
   struct ob_staging staging;  /* staged.c */
   struct ob_overlap overlap;
@@ -65,7 +66,7 @@ struct ob_device {
   cudaEvent_t reached; /* messages are ready, for a transport that the host drives */
   bool sealed;      /* kernels that seal the next messages are queued, and `reached` after them */
   cudaEvent_t last; /* the end of the latest call on any stream */
-  struct ob_cuda_state *seen; /* pinned: how the calls ended */
+  struct ob_cuda_state *seen; /* pinned: the state, with the outcome of calls */
   bool has_sealed;            /* a message of the call in flight has been sealed */
   /* Received messages that must be opened before anything depends on them; NULL: none. */
   const struct ob_cuda_plan *unopened;
@@ -78,11 +79,12 @@ struct ob_device {
  * the memory is filled. */
 extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;
 
-/* Allocates an array on the current device and copies the host's into it; NULL without memory. */
+/* Allocates an array on the current device, and copies `values` of the host into it. Returns NULL
+ * when out of memory. */
 void *ob_cuda_copy_array(const void *values, size_t count, size_t size);
 
-/* Waits until the memory that this thread has allocated is filled. The streams that the library
- * makes are not ordered after the default stream. */
+/* Waits until the memory that this thread has allocated is filled. This wait is needed because the
+ * library's streams are not ordered after the default stream. */
 onebit_status_t ob_cuda_settle(void);
 
 #define OB_TRY_CUDA(call)                                                                          \
@@ -97,20 +99,20 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call);
 /* Makes the plan's device current. */
 int ob_device_enter(const struct onebit_plan *plan);
 
-/* Gets the current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old,
- * or there is none. */
+/* Gets the current device, if the kernels can run there. Returns ONEBIT_ERROR_UNSUPPORTED if the
+ * device is too old, or if there is no device. */
 onebit_status_t ob_cuda_current_device(int *number);
 
 /* Creates plan->device, on the current device. */
 onebit_status_t ob_device_open(struct onebit_plan *plan);
 
-/* Creates the kernels' plan. `mirrors`: messages are in memory of the host, and the device gets
- * memory of its own for them. `destroy` frees plan->device too. */
+/* Creates the kernels' plan. `mirrors`: messages are in host memory, and the device gets its own
+ * memory for copies of them. ob_device_destroy frees plan->device too. */
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
-/* These fail unless the buffer is in memory of a device: of the plan's (ob_device_check, the
- * executor's check), of device `number` (ob_cuda_check), or of the current one
+/* These functions fail unless the buffer is in memory of the right device: the plan's
+ * (ob_device_check, the executor's check), device `number` (ob_cuda_check), or the current one
  * (ob_cuda_check_current). */
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer);
@@ -122,10 +124,10 @@ bool ob_cuda_is_capturing(cudaStream_t stream);
 /* Fails unless work for the plan's device can be put on this stream. */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
-/* The executors' chunks (device.c). */
+/* Returns the number of chunks for a plan on a device (device.c). */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
 
-/* Returns cudaErrorNotReady until the event has been reached; with `wait`, waits for it. */
+/* Returns cudaErrorNotReady until the event has been reached; with `wait`, waits for the event. */
 static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
   return wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
 }
@@ -151,20 +153,21 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 onebit_status_t ob_device_host_create(struct onebit_plan *plan);
 void ob_device_host_destroy(const struct onebit_plan *plan);
 
-/* Called at the beginning of a call, or of its first step. */
+/* Must be called at the beginning of a collective call, or of the call's first step. */
 void ob_device_host_begin(const struct onebit_plan *plan);
 
 /* Compresses a chunk of the host's inputs into messages for the other hosts. */
 cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk,
                                     cudaStream_t stream);
 
-/* Returns the bytes of a hierarchical plan's results that lie before those of its own group. */
+/* Returns how many bytes of a hierarchical plan's results lie before the results of its own
+ * group. */
 size_t ob_device_results_offset(const struct onebit_plan *plan);
 
 /* Returns the kernels' plan of all ranks' results. */
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 
-/* These launch the kernels of a step on a stream. */
+/* These functions launch the kernels of a step on a stream. */
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
@@ -178,7 +181,7 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * These functions create and destroy the staging of a plan on a device, and make its copies.
  */
 
-/* Create and destroy the plan's part on the device, where messages then have copies (mirrors):
+/* Create and destroy the plan's device part, which has copies of messages (mirrors). Both are
  * functions of the executor. */
 onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
@@ -186,24 +189,24 @@ void ob_staging_destroy(struct onebit_plan *plan);
 /* Makes the next sends wait for all kernels launched so far. */
 onebit_status_t ob_staging_mark_computed(struct ob_staging *staging);
 
-/* Copy to the host: a chunk of the messages to all servers; a chunk of this rank's result; the
- * state. After the state the event of `index` is recorded, which is reached when all these copies
- * are complete. */
+/* These functions copy to the host: a chunk of the messages to all servers; a chunk of this rank's
+ * result; the state. After the copy of the state the event of `index` is recorded, which is reached
+ * when all these copies are complete. */
 onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index);
 
-/* Copy from the host, before the next kernels: a chunk of the workers' messages; a chunk of all
- * results. */
+/* These functions copy from the host, before the next kernels: a chunk of the workers' messages; a
+ * chunk of all results. */
 onebit_status_t ob_staging_load_incoming(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_load_results(const struct onebit_plan *plan, size_t chunk);
 
-/* Returns whether a query or a wait is over, by its error: false for cudaErrorNotReady. Any other
- * error ends the waiting too, and fails the call. */
+/* Returns whether a query or a wait that returned this error is over: false for cudaErrorNotReady.
+ * Any other error ends the waiting, too, and fails the call. */
 bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error);
 
-/* Fails the call, unless the status is ONEBIT_OK: from then on the rank only tells the others that
- * it cannot take part. */
+/* Fails the call, unless the status is ONEBIT_OK: after a failure this rank only tells the other
+ * ranks that it cannot take part. */
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 
 /* Sets the call's flags from a state that the device has sent. */
@@ -213,7 +216,7 @@ void ob_staged_read_flags(const struct onebit_plan *plan, const struct ob_cuda_s
  * copies from and to it do not block. Does nothing unless the plan is hierarchical. */
 onebit_status_t ob_staged_host_register(const struct onebit_plan *plan);
 
-/* Called at the beginning of a call. */
+/* Must be called at the beginning of every collective call. */
 void ob_staged_host_begin(const struct onebit_plan *plan);
 
 /* Steps inside a host (collectives/steps.h). */
@@ -234,20 +237,21 @@ unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob
  * stream_messages.c.
  */
 
-/* Stamps the messages of a chunk, unless the kernel that makes them does so (ob_cuda_can_seal).
- * After a failure it tries again with a stamp that reports the failure, since other ranks wait for
- * the message. */
+/* Seals the messages of a chunk (stamps their headers), unless the kernel that makes them does so
+ * (ob_cuda_can_seal). After a failure it tries again with a stamp that reports the failure, since
+ * other ranks wait for the message. */
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind);
 
 /* ob_stream_note_arrival notes that the messages of a chunk have arrived; the kernel that reads
- * them may open them too. ob_stream_open opens those that are not open yet, for a step that needs
- * their flags. */
+ * them may open them too. ob_stream_open opens messages that are not open yet, for a step that
+ * needs their flags. */
 void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                             size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);
 
-/* Decides how the call continues after a step with this status. False: the step has to wait. */
+/* Decides how the call continues after a step with this status. Returns false if the step has to
+ * wait. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status);
 
 /* Create and destroy the part for messages inside a host, if the plan is hierarchical: after
@@ -258,14 +262,14 @@ void ob_stream_host_destroy(const struct onebit_plan *plan);
 /* Steps inside a host (collectives/steps.h). */
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
-/* Functions of the executor (calls.c). ob_stream_is_settled is true if the last call is over, and
- * sets its outcome; ob_stream_note_import is called when the host has imported residuals, which may
- * be large; ob_stream_accept is the executor's part of ob_plan_accept. */
+/* Functions of the executor (calls.c). ob_stream_is_settled returns true if the last call is over,
+ * and sets its outcome; ob_stream_note_import is called after the host has imported residuals,
+ * which may be large; ob_stream_accept is the executor's part of ob_plan_accept. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait);
 onebit_status_t ob_stream_note_import(const struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
 
-/* Returns the rank that a state's origin stands for. */
+/* Returns the rank that `origin` of a state identifies. */
 int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 
 /*
@@ -286,8 +290,8 @@ int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 onebit_status_t ob_overlap_create(struct onebit_plan *plan);
 void ob_overlap_destroy(const struct onebit_plan *plan);
 
-/* Enqueues a batch about a chunk, which begins after the kernels enqueued so far. Errors: the
- * transport's. */
+/* Enqueues a batch of a chunk's messages, which begins after the kernels enqueued so far. Returns
+ * errors of the transport. */
 onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
                                size_t chunk);
 

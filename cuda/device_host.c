@@ -1,6 +1,6 @@
 /*
- * The inside of a host in a hierarchical plan on a device: the window of the ranks' inputs, and
- * the kernels' work on it. The executor moves inputs and results between the ranks of the host: in
+ * The work inside a host of a hierarchical plan on a device: the window of the ranks' inputs, and
+ * the kernels that use it. The executor moves inputs and results between the ranks of the host: in
  * messages (stream_messages.c), or through memory that they share (staging.c).
  */
 #include "base/error.h"
@@ -13,7 +13,7 @@ static void *device_host_allocate(struct onebit_plan *plan, size_t count, size_t
   return ob_memory_cuda.allocate(count, size);
 }
 
-/* Describes the window as this rank fills it: a dense message a segment. */
+/* Describes the window as this rank fills it: one dense message per segment. */
 static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
   struct ob_cuda_plan window = plan->device->kernel;
   struct ob_geometry *geometry = &window.geometry;
@@ -28,7 +28,7 @@ static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
 }
 
 /* Describes the window for adding it up. The members are the host's ranks; the segment of this
- * member is the first one that this rank sends, and the segments of one rank lie next to each
+ * member is the first segment that this rank sends, and the segments of one rank lie next to each
  * other. The state names a rank by the number of the segment that it reduces. */
 static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
   struct ob_cuda_plan host = plan->device->host.window;
@@ -63,7 +63,8 @@ onebit_status_t ob_device_host_create(struct onebit_plan *plan) {
   host->mean = device_host_allocate(plan, plan->geometry.members * ob_plan_longest_message(plan),
                                     sizeof(float));
   if (!host->outgoing || !host->incoming || !host->mean)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", plan->host.ranks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the sums of %zu ranks",
+                    plan->host.ranks);
   host->host = describe_host(plan);
   host->results = describe_results(plan);
   return ONEBIT_OK;

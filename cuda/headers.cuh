@@ -1,11 +1,10 @@
 /*
- * Headers of calls that no host supervises. The device stamps and checks them, with the functions
- * of compression/message.h and collectives/geometry.h that the host uses too.
+ * Headers of calls that the host does not supervise. The device stamps and checks headers, with the
+ * functions of compression/message.h and collectives/geometry.h that the host uses too.
  *
- * Many warps compute checksums (below). A header is 40 bytes a message, so one warp,
- * the last that is done, does all of them: lane l has the members that are l + 1, l + 33, ...
- * places further than this rank. If several members report an error, that of the lowest lane
- * counts.
+ * Many warps compute checksums (below). A message's header is only 40 bytes, so one warp, the last
+ * that is done, handles all headers: lane l handles the members that are l + 1, l + 33, ... places
+ * after this rank. If several members report an error, the error of the lowest lane counts.
  */
 #ifndef OB_CUDA_HEADERS_CUH
 #define OB_CUDA_HEADERS_CUH
@@ -61,7 +60,7 @@ static __device__ inline void check_run(unsigned char *message,
     atomicAdd(sum, lane);
 }
 
-/* True if all other warps of the launch are done. The last warp sets `done` to 0 again. */
+/* Returns true if all other warps of the launch are done. The last warp sets `done` to 0 again. */
 static __device__ inline bool is_last_warp(uint32_t *done) {
   uint32_t before = 0;
   const uint32_t warps = gridDim.x * gridDim.y * warps_a_block;
@@ -75,7 +74,7 @@ static __device__ inline bool is_last_warp(uint32_t *done) {
   return __shfl_sync(all_lanes, before, 0) + 1 == warps;
 }
 
-/* True in all threads of the last of `blocks` thread blocks that come here with the same
+/* Returns true in all threads of the last of `blocks` thread blocks that call this with the same
  * `done`. The barriers make the fences of one thread hold for all. */
 static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
   __shared__ bool last;
@@ -111,7 +110,7 @@ static __device__ inline struct ob_message_shape message_shape(const struct ob_c
   return shape;
 }
 
-/* Returns the number that must be the same on all ranks. */
+/* Returns the header's number that must be the same on all ranks. */
 static __device__ inline uint32_t agreed_number(const struct ob_cuda_stamp &stamp) {
   return stamp.rate ? ob_bits_of(*stamp.rate) : stamp.agreed;
 }
@@ -121,8 +120,8 @@ static __device__ inline struct ob_message_call describe_call(const struct ob_cu
   return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_number(stamp)};
 }
 
-/* Returns the flags of this rank's headers. A rank that cannot take part sends only that flag, and
- * not those that other ranks have reported. */
+/* Returns the flags of this rank's headers. A rank that cannot take part sends only the flag that
+ * says so, and no flags that other ranks have reported. */
 static __device__ inline uint16_t header_flags(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags =
@@ -157,7 +156,7 @@ static __device__ inline void note_own_flags(const struct ob_cuda_plan &plan) {
     plan.state->not_finite = origin_number(plan, plan.geometry.member);
 }
 
-/* Returns the number of messages that are about to leave: one to each member, or one result to
+/* Returns the number of messages that are about to be sent: one to each member, or one result to
  * all. */
 static __host__ __device__ inline size_t sent_count(const struct ob_cuda_plan &plan,
                                                     enum ob_message_kind kind) {
@@ -188,7 +187,7 @@ static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
   }
 }
 
-/* One warp stamps the messages when the checksums are known. */
+/* Stamps the messages when the checksums are known, with one warp. */
 static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
                                              const struct ob_cuda_stamp &stamp) {
   if (lane_number() == 0) {
@@ -206,7 +205,7 @@ static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
 /* --- Opening */
 
 /* Checks a message as ob_message_check does, except for its length, which the transport has
- * matched. Flags of its sender are read elsewhere. */
+ * matched, and for the sender's flags, which are read elsewhere. */
 static __device__ inline onebit_status_t check_header(const struct ob_cuda_plan &plan,
                                                       const struct ob_cuda_stamp &stamp,
                                                       const struct ob_header &header,
@@ -226,7 +225,7 @@ static __device__ inline int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
-/* Returns a member's message to this rank, or its result for all. */
+/* Returns a member's message to this rank, or its result for all ranks. */
 static __device__ inline unsigned char *received_message(const struct ob_cuda_plan &plan,
                                                          enum ob_message_kind kind, size_t member,
                                                          struct ob_message_shape *shape) {
@@ -237,7 +236,7 @@ static __device__ inline unsigned char *received_message(const struct ob_cuda_pl
                 : message_from(plan, senders_of(plan, now), (unsigned)member);
 }
 
-/* Reads the headers of the members from `distance` on, one a lane, and notes the first errors and
+/* Reads the headers of the members from `distance` on, one per lane, and notes the first errors and
  * flags. All lanes take part. */
 static __device__ inline void read_headers(const struct ob_cuda_plan &plan,
                                            const struct ob_cuda_stamp &stamp, size_t distance) {
@@ -268,7 +267,8 @@ static __device__ inline void read_headers(const struct ob_cuda_plan &plan,
     state->not_finite = origin_number(plan, member);
 }
 
-/* One warp checks the scales of a member's message: the call fails unless they are sound. */
+/* Checks the scales of a member's message, with one warp: the call fails unless the scales are
+ * sound. */
 static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsigned char *message,
                                            const struct ob_message_shape &shape, size_t member) {
   const float *scales = ob_message_view(message, &shape).scales;
@@ -282,7 +282,7 @@ static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsi
   }
 }
 
-/* One warp opens its run of the message of the member `away` places further. */
+/* Opens the warp's run of the message from the member `away` places after this rank. */
 static __device__ inline void check_message_run(const struct ob_cuda_plan &plan,
                                                 enum ob_message_kind kind, size_t away,
                                                 size_t run) {
@@ -294,7 +294,7 @@ static __device__ inline void check_message_run(const struct ob_cuda_plan &plan,
     check_scales(plan, message, shape, member);
 }
 
-/* One warp reads all headers when the checksums are known. */
+/* Reads all headers when the checksums are known, with one warp. */
 static __device__ inline void read_all_headers(const struct ob_cuda_plan &plan,
                                                const struct ob_cuda_stamp &stamp) {
   for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
@@ -308,7 +308,7 @@ static __device__ inline bool is_worse_status(int32_t status, int32_t than) {
 }
 
 /* --- Sealing and opening in kernels that make messages. The variants of kernels that do this take
- * more registers, so a multiprocessor runs one thread block less of them. They are used for short
+ * more registers, so a multiprocessor runs one thread block fewer of them. They are used for short
  * messages, which never need as many blocks. */
 
 /* Rounds the number of warps up to whole thread blocks. */
@@ -320,7 +320,7 @@ static inline bool seals_or_opens(const struct ob_cuda_plan &plan) {
   return plan.seals || plan.opens;
 }
 
-/* Returns the number of warps that a launch has in addition, to open the messages of workers. */
+/* Returns the number of additional warps in a launch, which open the messages of workers. */
 static inline size_t extra_warps(const struct ob_cuda_plan &plan) {
   return plan.opens ? (plan.geometry.members - 1) * check_runs(plan.geometry) : 0;
 }
@@ -333,8 +333,8 @@ static __device__ inline void open_extra_messages(const struct ob_cuda_plan &pla
     check_message_run(plan, OB_MESSAGE_WORKER, away, warp % runs);
 }
 
-/* Ends a kernel that makes messages, one in each row of the grid, and may open others. The last
- * block of a message computes its checksum, and the last block of all stamps the headers. All
+/* Ends a kernel that makes messages, one in each row of the grid, and may open received ones. The
+ * last block of a message computes its checksum, and the last block of all stamps the headers. All
  * threads take part. */
 static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
   struct ob_cuda_stamp opened = plan.stamp;

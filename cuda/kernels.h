@@ -2,12 +2,13 @@
  * The interface between C and CUDA C++: the structs that kernels get, and the functions that launch
  * kernels.
  *
- * A launch does one step of a collective for one chunk, for all peers at once; it is put on a
- * stream and returns. The arithmetic is compression/numerics.h's, compiled with -fmad=false, so
- * results equal those of the codecs of the processor in every bit. Nothing here allocates or waits.
+ * A function that launches a kernel puts one step of a collective on a stream, for one chunk and
+ * all peers at once, and returns. The arithmetic is compression/numerics.h's, compiled with
+ * -fmad=false, so results equal those of the codecs of the processor in every bit. No function here
+ * allocates or waits.
  *
- * All pointers lead to memory of the device. The structs are passed by value, so that a captured
- * graph does not depend on the caller's stack.
+ * All pointers point to device memory. The structs are passed by value, so that a captured graph
+ * does not depend on the caller's stack.
  */
 #ifndef OB_CUDA_KERNELS_H
 #define OB_CUDA_KERNELS_H
@@ -28,13 +29,13 @@ extern "C" {
 
 /* The outcome of calls on a stream, whose end the host does not check. */
 struct ob_cuda_outcome {
-  int32_t status, origin; /* of the first call that did not succeed; errors count before skips */
+  int32_t status, origin; /* of the first failed call or, if none failed, the first skipped */
   uint32_t agreed;
   uint32_t calls, skipped; /* calls that ended well; calls that were skipped */
 };
 
-/* The state that changes from call to call, in memory of the device: a call that is put on a stream
- * knows nothing else of the calls before it. */
+/* The state that changes from call to call, in device memory. A call on a stream knows nothing else
+ * about the calls before it. */
 struct ob_cuda_state {
   uint32_t now;            /* which copy of residuals and results is the current one */
   uint32_t flags;          /* set by this call's kernels: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
@@ -42,7 +43,7 @@ struct ob_cuda_state {
   uint32_t residual_flags; /* the same for its current residuals; a call's flags start from it */
   uint32_t stop;           /* the call does not end well: nothing is applied */
   uint32_t refused;        /* a message was refused, as in struct onebit_plan */
-  float worker_scale, server_scale; /* of this call, if all blocks have one scale */
+  float worker_scale, server_scale; /* scales of this call, if all blocks have one scale */
   /* The fields below are for calls whose end the host does not check (state.cu). */
   uint32_t sequence;
   int32_t status;             /* onebit_status_t: why the call does not end well */
@@ -59,8 +60,8 @@ struct ob_cuda_state {
 struct ob_cuda_residual {
   size_t first, first_word, blocks, elements;
   float *values[2];
-  float *scales[2];     /* one a block, or one in all */
-  uint16_t *moments[2]; /* one an element; NULL without moments */
+  float *scales[2];     /* one per block, or one for all */
+  uint16_t *moments[2]; /* one per element; NULL without moments */
   struct ob_serving serving;
   onebit_dtype_t result_dtype;
   double *sums; /* one for each block, if there is one scale */
@@ -79,9 +80,9 @@ struct ob_cuda_stamp {
 /* A plan with the contents of struct onebit_plan; its geometry points to device memory. */
 struct ob_cuda_plan {
   struct ob_geometry geometry;
-  size_t max_blocks; /* in a message */
+  size_t max_blocks; /* blocks in the longest message */
   /* If true, results in flight always go to results[1]: ob_cuda_conclude copies them to results[0],
-   * which holds those of the last call. Otherwise state->now selects the copies. */
+   * which holds the results of the last call. Otherwise state->now selects the copies. */
   bool results_stay;
   bool gathered; /* an allgather: outputs get the ranks' results next to each other */
   /* Member m is reported as origin + m * origin_step, which the host converts to a rank. */
@@ -120,14 +121,14 @@ struct ob_cuda_source {
   bool momentum, momentum_in_residual;
   bool only_at_first; /* momentum_in_residual holds until a call of the plan has ended well */
   float decay, weight;
-  const float *scalings;    /* NULL, or one a piece */
-  const float *reciprocals; /* NULL, or one an element in the layout's order */
+  const float *scalings;    /* NULL, or one per piece */
+  const float *reciprocals; /* NULL, or one per element in the layout's order */
   bool float32;
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
-  const float *floors; /* NULL, or one a piece */
+  const float *floors; /* NULL, or one per piece */
   struct ob_interval own;
-  bool counted; /* factors that depend on the step number are the state's */
+  bool counted; /* factors that depend on the step number are in the state */
   float limit;  /* the largest product with a reciprocal, for more than one bit */
 };
 
@@ -141,7 +142,7 @@ struct ob_cuda_pass {
   void *const *copies, *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
-  const float *rate; /* NULL, or its address in memory of the device */
+  const float *rate; /* NULL, or the rate's address in device memory */
   const float *learning_rates, *rate_factors, *weight_decays;
   bool sums_of_rates;       /* sums of rates are multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
@@ -149,8 +150,8 @@ struct ob_cuda_pass {
   bool only_at_first;       /* last_values are used until a call of the plan has ended well */
   float last_decay;
   struct ob_pass_factors factors; /* all factors except those that differ by piece */
-  bool counted;                   /* factors that depend on the step number are the state's */
-  double *sums[OB_SUMS];          /* one a block of the layout; NULL: not computed */
+  bool counted;                   /* factors that depend on the step number are in the state */
+  double *sums[OB_SUMS];          /* one per block of the layout; NULL: not computed */
   const double *variances;
 };
 
@@ -166,17 +167,17 @@ cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source sou
  * incoming) and the residuals to this rank's result. */
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
-/* Computes the one scale from the sums, for the residuals and state->worker_scale or
- * server_scale. */
+/* Computes the single scale of all blocks from the sums, and stores it for the residuals and in
+ * state->worker_scale or server_scale. */
 cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream);
 
-/* Stores the results of the call in flight in the outputs. This, ob_cuda_convert and the
+/* Stores the results of the call in flight in the outputs. ob_cuda_store, ob_cuda_convert and the
  * optimizers' passes apply nothing if state->stop is set. */
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream);
 
-/* Stores the mean of the members' messages in the outputs: of their results about all elements
- * (geometry.whole), or of their messages about this rank's segment. */
+/* Stores the mean of the members' messages in the outputs: with geometry.whole, of their results
+ * for all elements; otherwise, of their messages for this rank's segment. */
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream);
 
@@ -184,7 +185,7 @@ cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream);
 
-/* The functions above call these four if messages have more than one bit an element.
+/* The functions above call the next four functions if messages have more than one bit per element.
  * `part` is the plan of one chunk (select_chunk), and source.weight is set. */
 cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
                                     cudaStream_t stream);
@@ -226,7 +227,7 @@ cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t mem
 
 /* --- The optimizers' local passes */
 
-/* Runs a pass that reads no message over all blocks. Without a state nothing can stop it. */
+/* Runs a pass that reads no message over all blocks. Without a state the pass always runs. */
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
@@ -246,12 +247,12 @@ struct ob_cuda_lamb {
   const double *sums[OB_SUMS];
 };
 
-/* Computes the tensors' numbers and learning rates from the sums of the bucket's latest pass,
+/* Computes per-tensor coefficients and learning rates from the sums of the bucket's latest pass,
  * unless `state` has `stop` set. It does not support OB_LAMB_SCALE. */
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
-/* --- The outer step, once in many local steps */
+/* --- The outer step, which is made once in many local steps */
 
 /* Elements of a fragment, or of a piece of it; NULL for arrays that a pass does not use. */
 struct ob_cuda_outer {
@@ -274,7 +275,7 @@ cudaError_t ob_cuda_outer_checksum(struct ob_cuda_outer of, uint32_t *checksum,
 cudaError_t ob_cuda_outer_update(struct ob_cuda_outer of, onebit_outer_rule_t rule, float rate,
                                  float decay, double *sums, cudaStream_t stream);
 
-/* Sets the parameters from the consensus; with `keeps` less the residual in `drift`. */
+/* Sets the parameters from the consensus; with `keeps` minus the residual in `drift`. */
 cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
                               float mixing, cudaStream_t stream);
 
@@ -282,19 +283,19 @@ cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, boo
 cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const *pieces,
                                  cudaStream_t stream);
 
-/* --- Calls that no host supervises (headers.cuh). These functions write, read and check headers as
- * collectives/messages.c and steps.c do. */
+/* --- Calls that the host does not supervise (headers.cuh). These functions write, read and check
+ * headers as collectives/messages.c and steps.c do. */
 
-/* True if the current device supports programmatic dependent launch. */
+/* Returns true if the current device supports programmatic dependent launch. */
 bool ob_cuda_can_be_early(void);
 
 /* ob_cuda_is_short returns true if messages are short enough for compress and reduce to open and
- * seal them. ob_cuda_can_seal returns true if these may also seal them; with one scale they may
- * not, since the header depends on all blocks. */
+ * seal them. ob_cuda_can_seal returns true if these kernels may also seal messages; with one scale
+ * for all blocks they may not, since the header depends on all blocks. */
 bool ob_cuda_is_short(const struct ob_cuda_plan *plan);
 bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 
-/* Stamps the messages of a chunk that are about to leave. */
+/* Stamps the messages of a chunk that are about to be sent. */
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 

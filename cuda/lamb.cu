@@ -1,12 +1,12 @@
 /*
  * Computes 1-bit LAMB's ratios of tensors, and their learning rates, on the device, so that the
- * host does not wait for sums. A thread block of 128 threads takes a tensor, and loads 1024 of its
- * sums at once: a tensor of 25 M elements in blocks of 2048 has 12 times as many, which are read
- * twice, in about 20 us.
+ * host does not wait for sums. A thread block of 128 threads processes a tensor, and loads 1024 of
+ * its sums at once. A tensor of 25 M elements in blocks of 2048 has 12 times as many sums, which
+ * are read twice, in about 20 us.
  */
 #include "cuda/device.cuh"
 
-/* A thread's lanes of a tensor's sums. */
+/* The lanes of a tensor's sums that one thread adds. */
 struct lanes {
   double first[threads_for_few], second[threads_for_few], largest[threads_for_few];
 };

@@ -1,7 +1,7 @@
 /*
- * Kernels for messages of 2, 4 and 8 bits an element: they compress, reduce, sum and store.
+ * Kernels for messages of 2, 4 and 8 bits per element: they compress, reduce, sum and store.
  *
- * Bytes an element with w bits and N members, in blocks of 2048 elements, without scales: compress
+ * Bytes per element with w bits and N members, in blocks of 2048 elements, without scales: compress
  * reads 4 of float32 input and 4 of residuals, and writes 4 of residuals and w/8 of levels, 13.00
  * with 8 bits; reduce reads 4 + N w/8 and writes 4 + w/8; sum reads N w/8 and writes 4; store reads
  * w/8 and writes 4. A block's values stay in shared memory until its scale is known, so nothing is
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 }
 
 /* The reciprocals of a warm-up of divided gradients take registers: a multiprocessor runs two
- * thread blocks less. */
+ * thread blocks fewer. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
     compress_divided_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -135,7 +135,7 @@ static __device__ inline void add_members(const struct part *known, unsigned fir
       total[i / 4][i % 4] += level_of<width>(codes[s][i / 4], i % 4) * known[s].scale;
 }
 
-/* Adds all members whose parts the warp has. */
+/* Adds the values of all members whose parts the warp has read. */
 template <unsigned width, bool whole>
 static __device__ inline void add_known(const struct part *known, unsigned members, unsigned first,
                                         unsigned count, float (&total)[fours_a_tile][4]) {
@@ -222,7 +222,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1 - b
     finish_messages(plan);
 }
 
-/* Sums levels. Elements past `valid` have no place in the caller's buffer. */
+/* Sums levels. Elements from `valid` on are not in the caller's buffer. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_levels_kernel(const __grid_constant__ struct ob_cuda_plan plan,

@@ -11,7 +11,7 @@
 
 /* --- Four elements */
 
-/* Loads the codes of the four that is `away` fours after that of element `first`, a multiple of
+/* Loads the codes of the four that is `away` fours after the four at element `first`, a multiple of
  * 4. */
 template <unsigned width>
 static __device__ inline uint32_t load_codes(const uint32_t *fields, unsigned first,
@@ -35,10 +35,11 @@ static __device__ inline void store_codes(uint32_t *fields, unsigned first, uint
 }
 
 /* Returns the level of code number j, with the same bits as ob_decode_level
- * (tests/gpu/test_plans.c) but without its conversions, which are slow. With 8 bits sign, exponent
- * and mantissa are shifted to their places, and 112 is added to the exponent by an OR, since its
- * bits are not in use. With fewer bits the code minus the smallest code is written to the low
- * mantissa bits of a power of two; that power minus the smallest code is then subtracted. */
+ * (tests/gpu/test_plans.c) but without its conversions, which are slow. With 8 bits, the sign,
+ * exponent and mantissa are shifted to their positions in a float, and 112 is added to the exponent
+ * by an OR, since its bits are not in use. With fewer bits the code minus the smallest code is
+ * written to the low mantissa bits of a power of two; that power minus the smallest code is then
+ * subtracted. */
 template <unsigned width> static __device__ inline float level_of(uint32_t codes, unsigned j) {
   if (width == 8) {
     const uint32_t moved = (uint32_t)((int32_t)(codes << (24 - 8 * j)) >> 4);
@@ -76,7 +77,8 @@ static __device__ inline float4 *tile_at(const struct level_block &run, unsigned
   return run.tiles + first % resident_elements / 4;
 }
 
-/* True if the values from `first` on stay in shared memory: no later ones overwrite them. */
+/* Returns true if the values from `first` on stay in shared memory: no later values overwrite
+ * them. */
 static __device__ inline bool is_resident(const struct level_block &run, unsigned first) {
   return first + resident_elements >= run.count;
 }

@@ -1,15 +1,15 @@
 /*
- * Finds the block that a warp works on, the messages and their parts, the pieces of the caller's
- * buffers; and turns a block's sum into its scale. It does what blocks.c and collectives/geometry.h
- * do on the host.
+ * Finds the block that a warp works on, the messages and their parts, and the pieces of the
+ * caller's buffers; computes a block's scale from its sum. blocks.c and collectives/geometry.h do
+ * the same on the host.
  */
 #ifndef OB_CUDA_LOCATION_CUH
 #define OB_CUDA_LOCATION_CUH
 
 #include "cuda/device.cuh"
 
-/* The plan as the launch of one chunk sees it: bounds and messages begin at this chunk's, so that
- * no thread divides by the number of slots. */
+/* Returns the plan for the launch of one chunk: bounds and messages begin at those of the chunk, so
+ * that no thread divides by the number of slots. */
 static inline struct ob_cuda_plan select_chunk(struct ob_cuda_plan plan, size_t chunk) {
   struct ob_geometry *geometry = &plan.geometry;
   const size_t slot = chunk % geometry->slots * geometry->stride;
@@ -28,7 +28,7 @@ struct location {
   size_t word;          /* the index of its signs in the message */
 };
 
-/* Finds the warp's block of a segment's message. False: the message has no such block. */
+/* Finds the warp's block of a segment's message. Returns false if the message has no such block. */
 static __device__ inline bool find_location(const struct ob_cuda_plan &plan, size_t segment,
                                             struct location *location) {
   const struct ob_geometry *geometry = &plan.geometry;
@@ -50,8 +50,8 @@ static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size
 
 /* --- Messages */
 
-/* last_copy returns the number of the copy that holds the last call's results; next_copy, the next
- * call's. */
+/* last_copy returns the number of the copy that holds the last call's results; next_copy returns
+ * that of the next call's results. */
 static __device__ inline uint32_t last_copy(const struct ob_cuda_plan &plan, uint32_t now) {
   return plan.results_stay ? 0 : now;
 }
@@ -147,8 +147,8 @@ static __device__ inline void note_flags(struct ob_cuda_state *state, uint32_t f
     atomicOr(&state->flags, flags);
 }
 
-/* Notes the flags of a scale, and returns the scale to send: 0 with OB_FLAG_NOT_FINITE in place of
- * one that is not finite. */
+/* Notes the flags of a scale, and returns the scale to send: for a scale that is not finite, 0,
+ * with OB_FLAG_NOT_FINITE. */
 static __device__ inline float note_scale(struct ob_cuda_state *state, float scale, bool server) {
   if (!ob_is_finite(scale)) {
     note_flags(state, OB_FLAG_NOT_FINITE);

@@ -1,7 +1,6 @@
 /*
- * The library's calls of CUDA's runtime and driver: memory of a device and pinned memory of the
- * host, the owner of a pointer, the current device, and the loading of kernels before they are
- * launched.
+ * The library's calls of CUDA's runtime and driver: device memory and pinned host memory, the owner
+ * of a pointer, the current device, and the loading of kernels before they are launched.
  */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -26,7 +25,7 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
   return ob_error(status, "CUDA: %s (%s)", cudaGetErrorString(error), call);
 }
 
-/* Returns count * size, at least 1, as ob_allocate allocates; 0 on overflow. */
+/* Returns count * size, but at least 1, as ob_allocate allocates; 0 on overflow. */
 static size_t device_memory_bytes_of(size_t count, size_t size) {
   if (size && count > ((size_t)-1 >> 1) / size)
     return 0;
@@ -42,8 +41,8 @@ static void *forget_error(void) {
 /* True if memory that this thread has begun to fill may not be filled yet. */
 static _Thread_local bool filling;
 
-/* Allocates an array, and begins to set it to the host's values, or with NULL to zero: one wait
- * for all (ob_cuda_settle) costs less than a wait for each. */
+/* Allocates an array, and begins to set it to the host's values, or with NULL to zero: one wait for
+ * all arrays (ob_cuda_settle) costs less than a wait for each array. */
 static void *allocate_filled(const void *values, size_t count, size_t size) {
   size_t bytes = device_memory_bytes_of(count, size);
   void *memory = NULL;
@@ -141,8 +140,8 @@ onebit_status_t ob_cuda_current_device(int *number) {
                     cudaGetErrorString(error));
   if (major < OLDEST_CAPABILITY)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "CUDA device %d has compute capability %d.x: %d.0 or newer is needed", *number,
-                    major, OLDEST_CAPABILITY);
+                    "CUDA device %d has compute capability %d.x, but onebit needs %d.0 or newer",
+                    *number, major, OLDEST_CAPABILITY);
   return ONEBIT_OK;
 }
 
@@ -154,10 +153,10 @@ onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer) 
     return ob_cuda_error(error, name);
   if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s is %p, memory of the host, and the device option is ONEBIT_DEVICE_CUDA",
-                    name, buffer);
+                    "%s is %p in host memory, but the device option is ONEBIT_DEVICE_CUDA", name,
+                    buffer);
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != number)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, memory of CUDA device %d, not of device %d",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p in memory of CUDA device %d, not of device %d",
                     name, buffer, attributes.device, number);
   return ONEBIT_OK;
 }
@@ -195,8 +194,8 @@ static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
 }
 
 /* Returns the driver if the program has loaded it, else NULL. It is looked for again only after the
- * program has loaded another library: a search takes 14 microseconds, which is long beside a small
- * allreduce. */
+ * program has loaded another library: a search takes 14 microseconds, which is long compared with a
+ * small allreduce. */
 static void *open_driver(void) {
   static _Atomic unsigned long long searched; /* libraries loaded at the last search */
   unsigned long long loads = 0;
@@ -215,9 +214,10 @@ static void device_memory_find(void *driver, const char *name, void *function) {
   memcpy(function, &symbol, sizeof symbol);
 }
 
-/* cudaPointerGetAttributes would create a context on the device, also in a program that never uses
- * it. So this function asks the driver, and only if the program has loaded it. A driver that is not
- * initialised returns an error, and then no memory is a device's. */
+/* Asks the driver whether memory belongs to a device, if the program has loaded the driver:
+ * cudaPointerGetAttributes would create a context on the device, even in a program that never uses
+ * the device. A driver that is not initialised returns an error, and then no memory belongs to a
+ * device. */
 bool ob_cuda_owns(const void *memory, int *device) {
   int (*ask)(void *answer, int attribute, unsigned long long pointer);
   void *driver = open_driver();
@@ -251,7 +251,7 @@ static bool has_context(int device) {
  * invalidate a capture, so they run in another mode. */
 enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
 
-/* Sets the device first: any other call would make a context on the current device. */
+/* Sets the device before any other call, which would create a context on the current device. */
 int ob_cuda_enter(int number) {
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   int before = 0;
@@ -261,8 +261,8 @@ int ob_cuda_enter(int number) {
   return before * MODES + (int)mode;
 }
 
-/* A device without a context was current only because nothing had used it, as device 0 is at the
- * start: setting it again would make a context of hundreds of MiB. */
+/* Restores the device, unless it has no context. Such a device was current only because nothing had
+ * used it, as device 0 at the start: setting it would create a context of hundreds of MiB. */
 void ob_cuda_leave(int before) {
   enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(before % MODES);
   int now, device = before / MODES;
@@ -285,7 +285,7 @@ void ob_cuda_leave_block(const int *before) { ob_cuda_leave(*before); }
  * version 12.4 on. Before that CUDA_MODULE_LOADING=EAGER does the same (docs/cuda.md).
  */
 
-/* The most modules: one for each file of kernels. */
+/* The largest number of modules: one for each file of kernels. */
 enum { MAX_MODULES = 32 };
 
 static const void *modules[MAX_MODULES];
@@ -304,7 +304,7 @@ onebit_status_t ob_cuda_load_kernels(void) { return ONEBIT_OK; }
 
 #include <cuda.h>
 
-/* Functions of the driver: the library is linked to the runtime alone. */
+/* Functions of the driver, which are looked up, since the library is linked to the runtime only. */
 struct driver {
   CUresult (*get_module)(CUmodule *, CUfunction);
   CUresult (*count)(unsigned *, CUmodule);
@@ -346,7 +346,7 @@ onebit_status_t ob_cuda_load_kernels(void) {
   for (size_t i = 0; i < modules_count; i++)
     if (!load_module(&driver, modules[i]))
       return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                      "the kernels of the library do not load on this device: %s",
+                      "the library's kernels cannot be loaded on this device: %s",
                       cudaGetErrorString(cudaGetLastError()));
   return ONEBIT_OK;
 }

@@ -1,4 +1,4 @@
-/* The abort of an NCCL communicator, and the memory that newer versions of NCCL register. */
+/* Aborts NCCL communicators, and manages the memory that newer versions of NCCL register. */
 #include "cuda/nccl_state.h"
 
 #include <sched.h>
@@ -17,7 +17,7 @@
  */
 
 /* Seconds that an abort waits for a thread which is in a call of NCCL, and then for NCCL. A query
- * takes microseconds; a call that takes longer waits for the lost rank, and ends when another
+ * takes microseconds; a call that takes longer is waiting for the lost rank, and ends when another
  * thread aborts. */
 #define ABORT_SECONDS 1.0
 
@@ -37,7 +37,8 @@ static void *abort_nccl(void *context) {
   return NULL;
 }
 
-/* If no thread can be created, the abort is made here, which may take long. */
+/* Begins the abort on a thread of its own. If no thread can be created, the caller's thread aborts,
+ * which may take long. */
 static void begin_abort(struct nccl_state *state) {
   pthread_t thread;
   atomic_fetch_add(&state->users, 1);
@@ -94,7 +95,7 @@ static bool has_windows(void) {
 }
 
 static onebit_status_t window_out_of_memory(size_t bytes) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on the device for %zu bytes of messages", bytes);
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of device memory for %zu bytes of messages", bytes);
 }
 
 onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window) {
@@ -129,8 +130,8 @@ onebit_status_t ob_nccl_window_register(struct ob_window *window) {
   return register_window((struct nccl_window *)window);
 }
 
-/* An aborted communicator has no windows any more. While NCCL is still aborting it, NCCL may yet
- * unmap the window's memory, so it is not freed. */
+/* An aborted communicator has no windows any more. While NCCL is still aborting the communicator,
+ * it may yet unmap the window's memory, so the memory is not freed. */
 void ob_nccl_window_destroy(struct ob_window *window) {
   struct nccl_window *own = (struct nccl_window *)window;
   struct nccl_state *state = state_of(window->comm);

@@ -30,7 +30,8 @@ void ob_nccl_abort(onebit_comm_t comm, const char *text);
 void ob_nccl_state_release(struct nccl_state *state);
 
 /* Waits until a call on a nonblocking communicator, which may only have started it, is complete,
- * and returns NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
+ * and returns NCCL's result. Returns ONEBIT_ERROR_TRANSPORT if this takes longer than
+ * ONEBIT_TIMEOUT. */
 onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what);
 
 /* Weak symbols: the loaded NCCL may be older than the one at compile time, and lack these. */

@@ -1,5 +1,5 @@
-/* Optimizers on a device: a bucket's arrays in device memory, and the results of steps that the
- * host reads. */
+/* Creates a bucket's arrays in the memory of a device, and reads the results of steps for the
+ * host. */
 #include <string.h>
 
 #include "base/error.h"
@@ -9,7 +9,7 @@
 /* --- Creation and destruction */
 
 static onebit_status_t device_optimizer_out_of_memory(const struct ob_bucket_device *device) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory on CUDA device %d for an optimizer",
                   device->number);
 }
 
@@ -19,8 +19,8 @@ static void *device_optimizer_copy_array(struct onebit_optimizer *optimizer, con
   return ob_cuda_copy_array(values, count, size);
 }
 
-/* Copies the arrays that have an entry a piece into one block of the device, since each copy makes
- * the host wait for the default stream. */
+/* Copies the arrays that have one entry per piece into one block of device memory, since each copy
+ * makes the host wait for the default stream. */
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   const size_t pieces = bucket->bits->geometry.layout.pieces;
@@ -130,7 +130,7 @@ static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob
     return ONEBIT_OK;
   struct ob_cuda_tensor *list = ob_allocate(bucket->bits->geometry.layout.pieces, sizeof *list);
   if (!list)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer");
   onebit_status_t status =
       copy_lamb(optimizer, bucket, list, device_optimizer_list_tensors(optimizer, bucket, list));
   ob_release(list);
@@ -163,7 +163,7 @@ static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimize
                                                struct ob_bucket *bucket) {
   bucket->device = ob_allocate(1, sizeof *bucket->device);
   if (!bucket->device)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer");
   bucket->device->optimizer = optimizer;
   bucket->device->number = bucket->bits->device->number;
   OB_ON_DEVICE(bucket->device->number);
@@ -234,7 +234,7 @@ static onebit_status_t copy_factors(struct onebit_optimizer *optimizer, struct o
   return status;
 }
 
-/* Nothing is stored: each launch passes the value to the kernels. */
+/* Does nothing, since each launch passes the current value to the kernels. */
 static void update_serving(struct ob_bucket *bucket) {
   const struct onebit_plan *plan = bucket->bits;
   plan->device->kernel.server.serving = plan->state->server.serving;

@@ -1,13 +1,14 @@
 /*
  * The public calls of optimizers on streams.
  *
- * A step in parts is on a stream of the optimizer's, beside the caller's:
+ * A step in parts runs on a stream of the optimizer, beside the caller's stream:
  *
  *   the caller's   gradients of bucket 1 . gradients of bucket 0 .               : next
  *   the step's                            \ exchange 1            \ exchange 0, update /
  *
- * The step's work of a call waits for all earlier work on the caller's stream, and the last call
- * makes the caller's next work wait for the step. Events order both, so a capture includes them.
+ * The work that a call adds to the step waits for all earlier work on the caller's stream, and the
+ * last call makes the caller's next work wait for the step. Events order both, so a capture
+ * includes them.
  */
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -30,11 +31,10 @@ static onebit_status_t check_same_capture(struct onebit_optimizer *optimizer, cu
   bool captured = optimizer->step.captured, capturing = ob_cuda_is_capturing(stream);
   if (captured == capturing)
     return ONEBIT_OK;
-  return ob_error(
-      ONEBIT_ERROR_ARGUMENT,
-      "stream is %scapturing a graph, but the open step was begun %s a capture: capture a "
-      "whole step or none",
-      capturing ? "" : "not ", captured ? "in" : "outside of");
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "stream is %scapturing a graph, but the open step was begun %s a capture: "
+                  "capture a whole step, or none of it",
+                  capturing ? "" : "not ", captured ? "in" : "outside of");
 }
 
 onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *stream) {
@@ -56,7 +56,7 @@ static onebit_status_t check_device(const struct onebit_optimizer *optimizer) {
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "optimizer is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
+                  "optimizer is for host memory, since its device option is ONEBIT_DEVICE_HOST");
 }
 
 /* Refuses captures of steps that depend on results that the host does not know yet. */
@@ -71,8 +71,8 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                     optimizer->method->name);
   if (optimizer->options.clip_norm > 0)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and clip_norm is %g: the host waits for the norm "
-                    "of the gradients",
+                    "stream is capturing a graph, but clip_norm is %g, for which the host must "
+                    "wait for the gradients' norm",
                     optimizer->options.clip_norm);
   if (!ob_optimizer_is_frozen(optimizer))
     return ob_error(
@@ -124,10 +124,9 @@ static onebit_status_t check_rate_pointer(const struct onebit_optimizer *optimiz
         "rate is %p: %s needs the rate on the host, where it sums the rates of local steps",
         (const void *)rate, optimizer->method->name);
   if (!optimizer->deferred)
-    return ob_error(
-        ONEBIT_ERROR_UNSUPPORTED,
-        "rate is %p: over %s the host needs the rate, so it cannot be in memory of the device",
-        (const void *)rate, optimizer->comm->transport->name);
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "rate is %p: over %s the host needs the rate, so it cannot be in device memory",
+                    (const void *)rate, optimizer->comm->transport->name);
   if ((uintptr_t)rate % sizeof *rate)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "rate is %p, not aligned to float", (const void *)rate);
   return optimizer->bucket_count ? ob_cuda_check(optimizer->buckets[0].device->number, "rate", rate)

@@ -1,6 +1,7 @@
 /*
- * A step of an optimizer on a device: the description for its kernels, and its passes on the step's
- * stream. A step without a stream uses a stream of each bucket, and the host waits for these.
+ * Makes a step of an optimizer on a device: describes the step for its kernels, and puts its passes
+ * on the step's stream. A step without a stream uses a stream of each bucket, and the host waits
+ * for these.
  */
 #include <string.h>
 
@@ -32,9 +33,10 @@ void ob_cuda_step_await(const struct onebit_optimizer *optimizer) {
   }
 }
 
-/* Makes a step wait for the passes of the last step, which may be on another stream. They follow
- * that step's exchange, so the event of its plan does not cover them; the device's count of steps
- * waits for the plan too. Captured work has no order in time yet, so nothing waits for it. */
+/* Makes a step wait for the passes of the last step, which may be on another stream. These passes
+ * follow that step's exchange, so the event of the exchange's plan does not cover them; the
+ * device's count of steps waits for the plan, too. Captured work does not run yet, so nothing waits
+ * for it. */
 static onebit_status_t wait_for_last_step(const struct onebit_optimizer *optimizer,
                                           const struct onebit_plan *plan) {
   cudaEvent_t last = optimizer->buckets[0].device->last;
@@ -61,9 +63,9 @@ static onebit_status_t copy_to_device(const struct ob_bucket_device *device, voi
                               : ob_cuda_error(error, "copying a bucket's numbers to the device");
 }
 
-/* Copies changed addresses of gradients to the device, behind the earlier steps. The host's two
- * copies are used in turns, so the one that is overwritten was sent in the step before the last. A
- * graph keeps the addresses of its capture. */
+/* Copies changed addresses of gradients to the device, after the work of earlier steps. The host's
+ * two copies are used in turns, so the one that is overwritten was sent in the step before the
+ * last. A graph keeps the addresses of its capture. */
 static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
                                       struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
@@ -101,8 +103,8 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   return copy_to_device(device, device->scalings, bucket->scalings, bytes);
 }
 
-/* True if the device counts the steps for the bias corrections, since the host does not know how
- * many were made. The host knows the number if the next step's messages depend on it. */
+/* Returns true if the device counts the steps for the bias corrections, since the host does not
+ * know how many were made. The host knows the number if the next step's messages depend on it. */
 static bool device_counts_steps(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
          !optimizer->method->exchange && !ob_optimizer_divides_gradients(optimizer);
@@ -174,7 +176,7 @@ static size_t count_uncompressed(const struct onebit_optimizer *optimizer) {
 }
 
 /* Stops the step in all buckets if the exchange of one of them did not end well. On a stream the
- * host does not know that, so the device does it. */
+ * host does not know the outcome, so the device stops the step. */
 onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
   struct ob_bucket *first = optimizer->buckets;
   size_t count = optimizer->bucket_count, from = 0;
@@ -237,7 +239,7 @@ static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer 
   return plan ? plan->device->kernel.state : NULL;
 }
 
-/* Launches a pass. A pass before the exchange waits for the earlier steps by itself. It changes
+/* Launches a pass. A pass before the exchange waits for the earlier steps by itself; it changes
  * only scratch memory, so it need not be stopped. */
 onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct ob_pass_sink *sink) {
@@ -282,14 +284,15 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
 }
 
 /* Returns the stream of a bucket's latest pass. If messages are staged, this is a stream of the
- * plan's. */
+ * plan. */
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_bucket *bucket) {
   bool staged = !optimizer->deferred && sending_plan_of(optimizer, bucket) == bucket->bits;
   return staged ? bucket->bits->device->staging.compute : device_step_stream_of(optimizer, bucket);
 }
 
-/* Scalings are computed once, on the host. */
+/* Computes per-tensor coefficients on the device. The host computes scalings, since this happens
+ * only once. */
 onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   enum ob_lamb_stage stage) {
   if (stage == OB_LAMB_SCALE)
@@ -306,7 +309,7 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
 
 /* --- The end */
 
-/* Ends a bucket's step without a stream of the caller's: waits for the device, and sends the
+/* Ends a bucket's step that has no stream of the caller: waits for the device, and sends the
  * numbers that the next stage needs. */
 static onebit_status_t end_bucket_step(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {

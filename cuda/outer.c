@@ -1,8 +1,8 @@
 /*
- * The outer step on a device: its passes are on the default stream, so that they are in order with
- * the kernels that a program puts on it, and the host waits for the passes. It copies to the host
- * only checksums, sums of squares and whether a drift is finite. A step that exchanges nothing
- * waits for nothing.
+ * Runs the outer step on a device. Its passes are on the default stream, so that they are in order
+ * with the kernels that a program puts there, and the host waits for the passes. Only these are
+ * copied to the host: checksums, sums of squares and whether a drift is finite. A step that
+ * exchanges nothing waits for nothing.
  */
 #include "optimizers/outer/outer.h"
 
@@ -12,7 +12,7 @@
 
 struct ob_outer_device {
   int number;
-  double *sums;    /* in memory of the device */
+  double *sums;    /* in device memory */
   uint32_t *found; /* in device memory too: whether a drift cannot be sent; the checksum */
 };
 
@@ -28,7 +28,7 @@ static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   struct ob_outer_device *device = ob_allocate(1, sizeof *device);
   const size_t sums = outer->longest / OB_OUTER_RUN + 1;
   if (!device)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step");
   outer->device = device;
   OB_TRY(ob_cuda_current_device(&device->number));
   device->sums = ob_memory_cuda.allocate(sums, sizeof *device->sums);
@@ -36,7 +36,7 @@ static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   outer->own_bytes += sizeof *device + sums * sizeof *device->sums + FOUND * sizeof *device->found;
   return device->sums && device->found
              ? ob_cuda_settle()
-             : ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an outer step",
+             : ob_error(ONEBIT_ERROR_MEMORY, "out of memory on CUDA device %d for an outer step",
                         device->number);
 }
 

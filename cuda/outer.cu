@@ -1,11 +1,11 @@
 /*
  * The passes of the outer step: loops around optimizers/outer/element.h.
  *
- * A warp takes a run of OB_OUTER_RUN elements, and lane l its elements l, l + 32, ..., as the lanes
- * of the sum of squares do. It does not matter where in a buffer a piece begins. Eight words of
- * each array are loaded at once, as the optimizers' passes do it (passes.cu).
+ * A warp processes a run of OB_OUTER_RUN elements, and lane l the elements l, l + 32, ... of the
+ * run, as the lanes of the sum of squares do. So a piece may begin anywhere in a buffer. Eight
+ * words of each array are loaded at once, as in the optimizers' passes (passes.cu).
  *
- * Bytes an element of float32: drift 12, or 16 if a residual is left in the parameters; update 12,
+ * Bytes per element of float32: drift 12, or 16 if a residual is left in the parameters; update 12,
  * or 20 with momentum; set 8, or 12 with a residual or a mixing; checksum 4; export 8. All of this
  * happens once in local_steps steps; in each of these steps the inner optimizer moves 24 to 28
  * bytes.
@@ -17,7 +17,7 @@
 
 constexpr unsigned words_at_once = 8, group_elements = words_at_once * OB_LANES;
 
-/* A warp's part of the arrays: the number of elements, and the first one's number. */
+/* A warp's part of the arrays: the number of elements, and the number of the first element. */
 struct run {
   size_t first;
   unsigned count;

@@ -1,20 +1,20 @@
 /*
  * The passes of the optimizers: a loop around each row of compression/pass_element.h.
  *
- * A warp takes a block, and lane l its elements l, l + 32, ...: so a word of signs has one bit for
- * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
- * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96
- * bytes in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs
+ * A warp processes a block, and lane l the elements l, l + 32, ... of the block. So a word of signs
+ * has one bit for every lane, lane sums are the ones that numerics.h defines, and a tensor may
+ * begin anywhere in a buffer. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96
+ * bytes in flight per thread, and 24 warps with 32 bytes are what a multiprocessor needs
  * (device.cuh). If all of these words exist, no load has a condition: a GPU has seven predicates,
  * and loads that need more wait for each other. An access of 4 bytes is an instruction for 128
  * bytes, of which an H200 could issue nine times as many as its memory can serve; the arithmetic of
  * the largest pass, about 300 instructions for 3 KiB, overlaps with the accesses.
  *
- * Single gradients of 16 bits would be accesses of 2 bytes, with half as much in flight. So 16 or 8
- * bytes of gradients are loaded at once, and shared memory passes them to their lanes.
+ * Loading 16-bit gradients one by one would take accesses of 2 bytes, with half as much in flight.
+ * So 16 or 8 bytes of gradients are loaded at once, and shared memory passes them to their lanes.
  *
- * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
- * message.
+ * Bytes per element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for
+ * a message.
  *
  *   apply (step)            12.13 (8.13)   lamb         28      zero-one         20.13
  *   step (its norms)        8.13 (4.13)    lion         20
@@ -57,7 +57,7 @@ constexpr unsigned choose_group_length(enum ob_pass_kind kind) {
 
 template <enum ob_pass_kind kind> constexpr unsigned words_at_once = choose_group_length(kind);
 
-/* The addresses of a warp's block in the arrays. OB_MOVED may be missing, and then reads as
+/* The addresses of a warp's block in the arrays. If OB_MOVED is missing, its elements are read as
  * zeros. */
 struct run {
   unsigned count;
@@ -148,7 +148,7 @@ template <bool whole> static __device__ inline bool has_element(const struct run
   return whole || i < run.count;
 }
 
-/* The tile in which gradients of 16 bits pass from lane to lane, a warp's own. */
+/* Returns the warp's own tile, in which gradients of 16 bits pass from lane to lane. */
 template <unsigned words> static __device__ inline uint16_t *tile_of_warp() {
   __shared__ uint4 tiles[warps_a_block][words * OB_LANES / 8];
   return (uint16_t *)tiles[threadIdx.x / OB_LANES];
@@ -174,7 +174,7 @@ static __device__ inline void load_gradients(const struct run &run, unsigned wor
     OB_UNROLL
     for (unsigned w = 0; w < words; w++)
       e[w].at[OB_GRADIENT] = widen_value<dtype>(tile[element_at(w)]);
-    __syncwarp(); /* the next elements are stored in the same place */
+    __syncwarp(); /* the next elements are stored in the same memory */
     return;
   }
   OB_UNROLL
@@ -323,8 +323,8 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
 
 /* --- Kernels */
 
-/* Finds the warp's block of a message, or of the layout if the pass reads no message. False: there
- * is no such block. */
+/* Finds the warp's block of a message, or of the layout if the pass reads no message. Returns false
+ * if there is no such block. */
 template <enum ob_pass_kind kind>
 static __device__ inline bool find_block(const struct ob_cuda_plan &plan,
                                          struct location *location) {
@@ -368,8 +368,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 using pass_function = void(struct ob_cuda_plan, struct ob_cuda_pass);
 
-/* Sharded state is only supported in memory of the host (optimizers/methods/shards.c), so its
- * passes have no kernel. */
+/* Sharded state is only supported in host memory (optimizers/methods/shards.c), so its passes have
+ * no kernel. */
 template <enum ob_pass_kind kind> static constexpr pass_function *kernel_or_none() {
   if constexpr (kind == OB_PASS_SHARD || kind == OB_PASS_SHARD_MOVE)
     return NULL;

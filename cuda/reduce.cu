@@ -2,18 +2,19 @@
  * Adds up the members' messages in the members' order: with residuals to a new message (reduce), or
  * to the outputs (sum).
  *
- * Bytes an element of the segment with N members, in blocks of 2048 elements. Reduce reads 4 of
+ * Bytes per element of the segment with N members, in blocks of 2048 elements. Reduce reads 4 of
  * residuals and N/8 of signs, writes 4 of residuals and 1/8 of signs, and has 4 (N + 3)/2048 of
  * scales: 9.15 for 8 members. Sum reads N/8 of signs and writes 4 as float32: 5.02 for 8.
  *
- * Additions have an order, so a member costs an instruction for each of a lane's elements, and one
- * and a half to choose the term: 50 instructions a tile in all (80 before a table in shared memory
- * had the members' words and scales, and signs were predicates). tests/scripts/check-kernels counts
- * instructions in SASS, and expects both kernels to reach 0.9 of the copy bandwidth up to 8
- * members. With 16 members reduce takes 1150 instructions a tile and 530 more a block, while the
- * memory's time allows 1120 a tile, and words are loaded in two groups a tile, one after the other:
- * it reaches 0.77 of the copy bandwidth. Sum takes 890 instructions, while 660 are allowed. A
- * segment is then so small a part of the elements that compressing takes most of the time anyway.
+ * Additions have a fixed order, so each member costs one instruction for each of a lane's elements,
+ * and one and a half to choose the term: 50 instructions per tile in all (80 before a table in
+ * shared memory had the members' words and scales, and signs were predicates).
+ * tests/scripts/check-kernels counts instructions in SASS, and expects both kernels to reach 0.9 of
+ * the copy bandwidth up to 8 members. With 16 members, reduce takes 1150 instructions per tile and
+ * 530 more per block, while the memory's time allows 1120 per tile, and words are loaded in two
+ * groups per tile, one after the other: it reaches 0.77 of the copy bandwidth. Sum takes 890
+ * instructions, while 660 are allowed. A segment is then so small a part of the elements that
+ * compressing takes most of the time anyway.
  */
 #include "cuda/headers.cuh"
 #include "cuda/location.cuh"
@@ -25,7 +26,8 @@ constexpr unsigned few_members = 4;
 enum member_class { FEW, SOME, MANY };
 
 /* Loads for each of the lane's fours the word with its signs. Eight lanes read the same word, so no
- * lane has to get it from another. `whole`: the tile is whole, and no load has a condition. */
+ * lane has to get the word from another lane. `whole`: the tile is whole, and no load has a
+ * condition. */
 template <bool whole>
 static __device__ inline void load_member(const struct part &part, unsigned first, unsigned count,
                                           uint32_t (&signs)[fours_a_tile]) {
@@ -37,7 +39,7 @@ static __device__ inline void load_member(const struct part &part, unsigned firs
 
 /* Adds a member's values. The signs of a group of four are shifted to the top of a word, so that
  * the last one is a float's sign bit; the other three become predicates at once (R2P). That takes
- * ten instructions a four, and a shift for each sign would take twelve. */
+ * ten instructions per four; a shift for each sign would take twelve. */
 static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], float scale,
                                          float (&total)[fours_a_tile][4]) {
   const float minus = ob_decode(1, scale);
@@ -141,7 +143,7 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
   }
 }
 
-/* Reduces a block as a codec does; lane 0 gets the sum of its magnitudes. */
+/* Reduces a block as a codec does; lane 0 gets the sum of the block's magnitudes. */
 template <enum ob_serve_rule rule, enum member_class member_class>
 static __device__ inline float reduce_tiles(const struct ob_reduce_run &run,
                                             const struct ob_cuda_plan &plan,
@@ -158,8 +160,8 @@ static __device__ inline float reduce_tiles(const struct ob_reduce_run &run,
   return sum_lanes(lane);
 }
 
-/* Members' words take registers, so a multiprocessor runs one thread block less, and with Lion two
- * less. */
+/* Members' words take registers, so a multiprocessor runs one thread block fewer, and with Lion two
+ * fewer. */
 constexpr unsigned blocks_with(enum ob_serve_rule rule) {
   return rule == OB_SERVE_LION ? blocks_at_once - 2 : blocks_at_once - 1;
 }
@@ -167,7 +169,7 @@ constexpr unsigned blocks_with(enum ob_serve_rule rule) {
 template <enum ob_serve_rule rule, enum member_class member_class>
 static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, float weight,
                                            float4 *tile, struct part *known) {
-  const uint32_t now = plan.state->now; /* read first, so that no load waits for it */
+  const uint32_t now = plan.state->now; /* loaded first, so that no other load waits for it */
   struct location location;
   if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
@@ -202,7 +204,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - be
     finish_messages(plan);
 }
 
-/* Sums signs. Elements past `valid` have no place in the caller's buffer. */
+/* Sums signs. Elements from `valid` on are not in the caller's buffer. */
 template <onebit_dtype_t dtype, enum member_class member_class>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,

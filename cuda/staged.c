@@ -1,7 +1,7 @@
 /*
- * A plan on a device over a transport of the host. The host walks the steps (collectives/steps.c);
- * kernels read and write messages in memory of the device. The messages that are sent are copies in
- * pinned memory, where the host stamps and checks headers.
+ * Runs a plan on a device over a transport of host memory. The host runs the steps
+ * (collectives/steps.c); kernels read and write messages in device memory. The messages that are
+ * sent are copies in pinned memory, where the host stamps and checks headers.
  *
  *   stream out       .        copy 0   copy 1 ...                        result 0
  *   stream compute   kernel 0 kernel 1 kernel 2 ...   .         reduce 0 .       ... apply 0 ...
@@ -41,7 +41,7 @@ static onebit_status_t wait_for_stream(const struct onebit_plan *plan) {
 }
 
 /* Begins a call. The last call may have left copies running from messages that are now received
- * again, so it waits for these. */
+ * again, so the call waits for these copies. */
 static onebit_status_t staged_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   struct ob_staging *staging = &plan->device->staging;
@@ -116,7 +116,7 @@ static bool has_arrived_with_scale(const struct onebit_plan *plan, size_t slot, 
   return true;
 }
 
-/* True if the latest result of a chunk has been copied to the host's messages. */
+/* Returns true if the latest result of a chunk has been copied to the host's messages. */
 static bool is_ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return has_arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
@@ -258,8 +258,8 @@ static void staged_apply_results(const struct onebit_plan *plan, size_t chunk,
   ob_staged_fail(plan, error == cudaSuccess ? loaded : ob_cuda_error(error, "launching a kernel"));
 }
 
-/* Applies a chunk. Results in memory that ranks share may be overwritten after this step, so it
- * ends when they have been copied to the device. */
+/* Applies a chunk. Results in memory that ranks share may be overwritten after this step, so the
+ * step ends when the results have been copied to the device. */
 static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
   if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
@@ -269,7 +269,7 @@ static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait
          ob_staged_is_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
 }
 
-/* A dense mean is on the device already. */
+/* Applies the mean of a whole chunk. A dense mean is on the device already. */
 static bool staged_apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
@@ -292,7 +292,8 @@ static onebit_status_t staged_commit_residual(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The state received last has the flags of all the server's kernels. */
+/* Returns true if a scale of the server is large. The state received last has the flags of all
+ * kernels of the server. */
 static bool server_is_large(const struct onebit_plan *plan) {
   for (size_t slot = 0; slot <= plan->geometry.slots; slot++)
     if (plan->device->staging.seen[slot].server_flags & OB_FLAG_LARGE)
@@ -300,7 +301,7 @@ static bool server_is_large(const struct onebit_plan *plan) {
   return false;
 }
 
-/* On failure the device keeps its state. */
+/* Commits the call. After a failure the device keeps its state. */
 static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->geometry.dense)

@@ -1,5 +1,6 @@
-/* The staging of a plan on a device: streams, events, and the copies between the device's messages
- * and the pinned ones of the host. staged.c has a diagram of the streams. */
+/* Creates the staging of a plan on a device, which is streams and events, and makes the copies
+ * between the device's messages and the host's pinned messages. staged.c has a diagram of the
+ * streams. */
 #include "cuda/device.h"
 
 #include "base/error.h"
@@ -36,7 +37,7 @@ static onebit_status_t make_kernels_wait(struct ob_staging *staging) {
 }
 
 /* Makes copies from the host, on staging->in, wait for earlier kernels, which may still use the
- * memory that they write. */
+ * memory that the copies write. */
 static onebit_status_t make_copies_wait(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
@@ -118,7 +119,7 @@ onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t ch
  *   stream out           inputs 0  inputs 1 ...                outgoing 0 ...
  *   stream in                          inputs 0 of the others  ...          results 0 ...
  *
- * So a rank's bus carries its inputs once, the others' inputs about its segment, and compressed
+ * So a rank's bus carries its inputs once, the other ranks' inputs for its segment, and compressed
  * messages. A rank sets its counter in shared memory when the copy that the counter announces is
  * complete.
  */
@@ -137,10 +138,12 @@ static onebit_status_t staged_host_create(struct onebit_plan *plan) {
   for (int slot = 0; slot < OB_WINDOW_CHUNKS; slot++)
     OB_TRY_CUDA(cudaEventCreateWithFlags(&staged->inputs_copied[slot], cudaEventDisableTiming));
   staged->seen = ob_memory_pinned.allocate(OB_WINDOW_CHUNKS, sizeof *staged->seen);
-  return staged->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
+  return staged->seen ? ONEBIT_OK
+                      : ob_error(ONEBIT_ERROR_MEMORY, "out of pinned memory for a plan");
 }
 
-/* A copy from or to memory that is not registered would make the host wait for the device. */
+/* Registers the shared memory with CUDA, since a copy from or to memory that is not registered
+ * would make the host wait for the device. */
 onebit_status_t ob_staged_host_register(const struct onebit_plan *plan) {
   const struct ob_shared *shared = &plan->host.shared;
   size_t *registered = &staged_of(plan)->registered;
@@ -300,7 +303,7 @@ static onebit_status_t create_ready(const struct onebit_plan *plan) {
   staging->ready = ob_allocate(plan->geometry.slots + 1, sizeof *staging->ready);
   staging->seen = ob_memory_pinned.allocate(plan->geometry.slots + 1, sizeof *staging->seen);
   if (!staging->ready || !staging->seen)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu messages in flight",
                     plan->geometry.slots);
   for (size_t i = 0; i <= plan->geometry.slots; i++)
     OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));

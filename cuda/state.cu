@@ -1,6 +1,6 @@
 /*
  * Kernels for a call as a whole: its headers, the decision whether it ended well, its beginning,
- * its scale and its commit.
+ * its single scale, and its commit.
  *
  * Finishing reads 8 bytes for each 2048 elements, with one thread block: with 100 M elements a
  * thread reads 48 sums in six rounds of eight loads, which take about 6 us, while compressing takes
@@ -34,7 +34,8 @@ static __device__ void decide_call(const struct ob_cuda_plan &plan,
   state->stop = stamp.failed || state->status != ONEBIT_OK;
 }
 
-/* Opens messages: row y of the grid opens that of the member y + 1 places further. */
+/* Opens messages: row y of the grid opens the message of the member y + 1 places after this
+ * rank. */
 static __global__ void open_messages_kernel(const struct ob_cuda_plan plan,
                                             const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();
@@ -54,8 +55,8 @@ static __global__ void decide_alone_kernel(const struct ob_cuda_plan plan,
     decide_call(plan, stamp);
 }
 
-/* Stops all calls that are held together if one of them stopped, and sets their status to that
- * call's. */
+/* Stops all calls that are held together if one of them stopped, and sets their status to the
+ * status of the stopped call. */
 static __global__ void join_kernel(struct ob_cuda_state *const *states, size_t count) {
   const struct ob_cuda_state *first = NULL;
   if (lane_number() != 0)
@@ -83,7 +84,7 @@ static __global__ void adam_count_kernel(struct ob_cuda_state *state, double bet
 
 /* --- Launching */
 
-/* True if the loaded code was compiled for compute capability 9.0 or newer: in other code
+/* Returns true if the loaded code was compiled for compute capability 9.0 or newer: in other code
  * await_kernels_ahead would not wait. OB_CUDA_LATE turns early launches off, to measure their
  * effect. */
 bool ob_cuda_can_be_early(void) {
@@ -198,7 +199,7 @@ static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_
     commit_residuals(state);
 }
 
-/* Forgets residuals as ob_residual_reset does, a warp a block. */
+/* Forgets residuals as ob_residual_reset does, a warp per block. */
 static __global__ void __launch_bounds__(threads_a_block)
     forget_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server,
                   bool even_if_stopped) {

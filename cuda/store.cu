@@ -1,7 +1,7 @@
 /*
  * Stores results in the outputs.
  *
- * Bytes an element, 2048 elements a block: 1/8 signs read, 4 written as float32 or 2 of 16 bits:
+ * Bytes per element, 2048 elements a block: 1/8 signs read, 4 written as float32 or 2 of 16 bits:
  * 4.13 or 2.13. The limit is the card's copy bandwidth; a kernel that mostly writes may be somewhat
  * faster or slower than a copy.
  */
@@ -30,7 +30,7 @@ static __device__ inline void store_four(void *output, unsigned first, uint32_t 
   store_raw((char *)output + (size_t)first * size_of<dtype>, raw);
 }
 
-/* grid.y is the member whose result is stored. Elements past `valid` have no place in the caller's
+/* grid.y is the member whose result is stored. Elements from `valid` on are not in the caller's
  * buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
@@ -75,9 +75,9 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 /*
  * ---- A result after its call ----
  *
- * The result is scaled after the call that gave it.
+ * Scales a result after the call that computed it.
  *
- * Bytes an element: its size read and written, or nothing if the call ended well and the factor is
+ * Bytes per element: its size read and written, or nothing if the call ended well and the factor is
  * 1.
  */
 
@@ -89,8 +89,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 __attribute__((used)) static const char kernels[] = "onebit kernels: " TEXT(__CUDA_ARCH_LIST__);
 #endif
 
-/* Scales a tile with each warp. The same bits are a quiet NaN in each of the types; a product too
- * large for float16 becomes infinity, as the dense sum would. */
+/* Scales a tile with each warp. The same bits are a quiet NaN in each type; a product too large for
+ * float16 becomes infinity, as the dense sum would. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     scale_kernel(const struct ob_cuda_state *state, char *result, size_t count, float factor) {

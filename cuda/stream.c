@@ -1,6 +1,6 @@
 /*
- * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
- * stream, kernels and messages, in the order of the plan's list (with several chunks, messages are
+ * Runs a plan on a device whose transport moves device memory. All steps of a call, kernels and
+ * messages, are put on a stream in the order of the plan's list (with several chunks, messages are
  * on a second stream: device.h), and no host takes part: the device stamps and checks headers
  * (state.cu), and decides whether the call ends well. So the host learns the outcome only
  * afterwards, from the last copy of the state.
@@ -9,7 +9,7 @@
  * message leaves, and for the transport until one arrives; nothing else differs.
  *
  * A rank that cannot take part puts the same messages on the stream, with headers that say so. If
- * the caller's stream is not usable, it takes a stream of the plan's own.
+ * the caller's stream is not usable, the rank uses the plan's own stream.
  */
 #include "base/error.h"
 #include "base/memory.h"
@@ -33,7 +33,7 @@ static onebit_status_t stream_create(struct onebit_plan *plan) {
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
   device->seen = ob_memory_pinned.allocate(1, sizeof *device->seen);
   return device->seen ? ob_cuda_settle()
-                      : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
+                      : ob_error(ONEBIT_ERROR_MEMORY, "out of pinned memory for a plan");
 }
 
 static void stream_destroy(struct onebit_plan *plan) {
@@ -57,8 +57,8 @@ static void stream_destroy(struct onebit_plan *plan) {
 
 static cudaStream_t call_stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
-/* Makes a call wait for the last one, which may be on another stream. Captured work has no order in
- * time yet, so nothing waits for it. */
+/* Makes a call wait for the last one, which may be on another stream. Captured work does not run
+ * yet, so nothing waits for it. */
 static onebit_status_t wait_for_last_call(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->flight->call.on_stream ? plan->flight->call.stream : device->own;
@@ -80,8 +80,8 @@ static onebit_status_t wait_for_last_call(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* Begins a call. A call without a stream reads the outcome of earlier calls first, so that its
- * status is about itself only. */
+/* Begins a call. A call without a stream first reads the outcome of earlier calls, so that its own
+ * status does not include them. */
 static onebit_status_t stream_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   if (!plan->flight->call.on_stream)
@@ -155,8 +155,8 @@ void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda
   plan->device->unopened_chunk = chunk;
 }
 
-/* Ends a step of the transport. If the transport failed the plan is given up, since later messages
- * would wait for ever. */
+/* Ends a step of the transport. If the transport failed, the call and the communicator end, since
+ * later messages would wait for ever. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_steps_give_up(plan);
@@ -165,13 +165,14 @@ bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status)
   return status != ONEBIT_IN_PROGRESS;
 }
 
-/* True if the host drives the transport. It then waits for the device before a message leaves. */
+/* Returns true if the host drives the transport. It then waits for the device before a message
+ * leaves. */
 static bool host_drives_transport(const struct onebit_plan *plan) {
   return !plan->comm->transport->put;
 }
 
-/* Waits until the device has the messages ready; ONEBIT_IN_PROGRESS: it has not. The other ranks
- * wait for the messages even if the device has failed. */
+/* Waits until the device has the messages ready, or returns ONEBIT_IN_PROGRESS if it does not. The
+ * other ranks wait for the messages even if the device has failed. */
 static onebit_status_t wait_for_device(const struct onebit_plan *plan, bool wait) {
   cudaError_t error = ob_cuda_reach(plan->device->reached, wait);
   if (error == cudaErrorNotReady)
@@ -335,8 +336,8 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
   return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, call_stream_of(plan)));
 }
 
-/* Ends a call. A windowed call is applied before it is decided, and has no residual. If this launch
- * fails the flags are cleared here, since the next call must not inherit them. */
+/* Ends a call. A windowed call is applied before it is decided, and has no residual. If the kernel
+ * cannot be launched, the flags are cleared here, since the next call must not inherit them. */
 static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
@@ -348,7 +349,7 @@ static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   return stream_publish(plan);
 }
 
-/* Ends a call, unless it is held: then it is ended when all calls that it is held with have been
+/* Ends a call, unless it is held: then it ends when all calls that are held together have been
  * decided. */
 static bool stream_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;

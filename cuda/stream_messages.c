@@ -1,5 +1,5 @@
-/* Messages of calls on streams: those that overlap with kernels (device.h has a diagram), and those
- * inside a host. */
+/* Puts the messages of calls on streams: messages that overlap with kernels (device.h has a
+ * diagram), and messages inside a host. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
@@ -7,14 +7,14 @@
 
 /* ---- Beside kernels ---- */
 
-/* Creates an event for each slot. One is enough, since kernels wait for a batch before the next one
- * of its slot is put. */
+/* Creates an event for each slot. One event per slot is enough, since kernels wait for a batch
+ * before the next one of its slot is put. */
 static onebit_status_t create_events(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->computed, cudaEventDisableTiming));
   overlap->moved = ob_allocate(plan->geometry.slots, sizeof *overlap->moved);
   if (!overlap->moved)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu messages in flight",
                     plan->geometry.slots);
   for (size_t i = 0; i < plan->geometry.slots; i++)
     OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->moved[i], cudaEventDisableTiming));
@@ -73,8 +73,8 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
 /*
  * ---- Inside a host ----
  *
- * The inside of a host in a hierarchical plan on a stream: its GPUs send messages, while plans on
- * the processor use shared memory (collectives/schedules/host.c).
+ * Inside a host, the GPUs of a hierarchical plan on a stream send each other messages, while plans
+ * on the processor use shared memory (collectives/schedules/host.c).
  *
  * Inputs are sent as dense messages, each segment to the rank that sends it on to other hosts, as
  * in a reduce-scatter; inputs of 16 bits are sent in their own type. They are added up here in the
@@ -83,9 +83,9 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
  * rank is a server, so each rank reads the header of every other, and all make the same decision.
  *
  * All messages of a chunk of inputs are sealed together, so a rank's first message has the flags of
- * all. Kernels are in order on one stream, and messages on another (device.h). No step waits until
- * memory is free, since the kernel that reads a message comes before the message that overwrites
- * it.
+ * all its messages. Kernels are in order on one stream, and messages on another (device.h). No step
+ * waits until memory is free, since the kernel that reads a message comes before the message that
+ * overwrites it.
  */
 
 /* --- Creation and destruction */
@@ -133,9 +133,10 @@ static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *b
   return base + segment * window->peer_stride + chunk % window->slots * window->stride;
 }
 
-/* Adds a message to the rank at `location` and one from it. With `values` they are inputs: those
- * that the other rank sends on to other hosts, and those that this rank sends on. Otherwise they
- * are results: those that this rank has collected, and those of the other rank. */
+/* Adds a message to the rank at `location` and a message from that rank. With `values` the messages
+ * are inputs: those that the other rank sends on to other hosts, and those that this rank sends on.
+ * Otherwise they are results: those that this rank has collected, and those that the other rank
+ * has. */
 static void add_messages(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                          size_t location, size_t member, bool values) {
   struct ob_device_host *host = &plan->device->host;
@@ -165,7 +166,8 @@ static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t ch
 
 /* --- Steps */
 
-/* After a failure this rank still sends the messages that others wait for. */
+/* Puts inputs on the stream. After a failure this rank still sends the messages that others wait
+ * for. */
 bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_cuda_plan *window = &plan->device->host.window;
   cudaStream_t stream = plan->device->stream;

@@ -1,10 +1,10 @@
 /*
  * The transport over NCCL. Plans put their messages on streams, with one group of sends and
- * receives for each batch. Messages in memory of the host are copied through memory of the device.
- * Only calls that create an object send these, to agree between the ranks.
+ * receives for each batch. Messages in host memory are copied through device memory. Only calls
+ * that create an object send such messages, for agreements of the ranks.
  *
- * Two threads must not call NCCL on one communicator at once, and no thread after an abort, which
- * frees it. So a caller holds a lock, and checks `aborted` first.
+ * Two threads must not call NCCL on one communicator at once, and no thread may call it after an
+ * abort, which frees the communicator. So a caller holds a lock, and checks `aborted` first.
  */
 #define _DEFAULT_SOURCE
 #include <sched.h>
@@ -21,10 +21,9 @@
 #include "collectives/watch.h"
 #include "cuda/nccl_state.h"
 
-/* A batch of messages in memory of the host. `memory`, on the device, has the sent messages,
- * followed by the received ones; it is copied from and to `pinned`. A copy from or to memory that
- * is not pinned could make the driver wait for messages that have not arrived, without a time
- * limit. */
+/* A batch of messages in host memory. `memory`, on the device, has the sent messages, followed by
+ * the received ones; it is copied from and to `pinned`. A copy from or to memory that is not pinned
+ * could make the driver wait for messages that have not arrived, without a time limit. */
 struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory, *pinned;
@@ -91,7 +90,7 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   NCCL_TRY(state, ncclGroupStart());
   onebit_status_t status = add_to_group(state, batch, stream);
   ncclResult_t ended = ncclGroupEnd(); /* also after an error, since the thread is in the group */
-  onebit_status_t finished = ob_nccl_finish(batch->comm, ended, "begin to send to the others");
+  onebit_status_t finished = ob_nccl_finish(batch->comm, ended, "begin to send to the other ranks");
   return status == ONEBIT_OK ? finished : status;
 }
 
@@ -141,8 +140,8 @@ static size_t nccl_count_bytes(const struct ob_endpoint *endpoints, size_t count
   return bytes;
 }
 
-/* Allocates memory for messages of the host. It is kept from the first agreement on: a rank that
- * lacked memory in a later one could not say so, and the others would wait. */
+/* Allocates memory for messages of the host. The memory is kept from the first agreement on: a rank
+ * without memory in a later agreement could not tell the other ranks, which would wait. */
 static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   if (bytes <= own->capacity)
     return ONEBIT_OK;
@@ -152,7 +151,7 @@ static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   own->pinned = ob_memory_pinned.allocate(1, bytes);
   own->capacity = own->memory && own->pinned ? bytes : 0;
   return own->capacity ? ob_cuda_settle()
-                       : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
+                       : ob_error(ONEBIT_ERROR_MEMORY, "out of device memory for a message");
 }
 
 /* Copies between endpoints and the batch's pinned memory, from *at on. */
@@ -164,7 +163,7 @@ static void stage_messages(const struct ob_endpoint *endpoints, size_t count, un
   }
 }
 
-/* Points the endpoints to memory of the device instead. */
+/* Makes the endpoints point to device memory instead. */
 static void place_endpoints(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
   for (size_t i = 0; i < count; i++) {
     endpoints[i].data = *at;
@@ -234,8 +233,8 @@ static onebit_status_t check_current(onebit_comm_t comm) {
   OB_TRY(ob_cuda_current_device(&current));
   if (current != state->device)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "nccl_comm is of CUDA device %d, and device %d is current", state->device,
-                    current);
+                    "nccl_comm belongs to CUDA device %d, but device %d is the current one",
+                    state->device, current);
   return ONEBIT_OK;
 }
 
@@ -277,12 +276,13 @@ static uint64_t nccl_host_number(void) {
   return ob_hash(OB_HASH_START, host, strlen(host));
 }
 
-/* Each rank sends the others its status and its host, named by the first rank on it. */
+/* Finds the ranks' hosts: each rank sends the others its status and its host, which is identified
+ * by the first rank on it. */
 static onebit_status_t nccl_find_hosts(onebit_comm_t comm, onebit_status_t status) {
   OB_TRY(ob_agree_noting(comm, status, NULL, 0, nccl_host_number()));
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", comm->size);
   for (int r = 0; r < comm->size; r++) {
     host_of[r] = 0;
     while (ob_agree_note(comm, host_of[r]) != ob_agree_note(comm, r))
@@ -326,7 +326,7 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", nccl_comm ? "comm" : "nccl_comm");
   struct nccl_state *state = ob_allocate(1, sizeof *state);
   if (!state)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   state->comm = nccl_comm;
   state->users = 1;
   pthread_mutex_init(&state->lock, NULL);

@@ -61,7 +61,7 @@ enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *get_shared_record(void) {
   static struct ob_record others = {
-      .communicator = "tensors beyond those listed", .type = "elements", .of.call = "call"};
+      .communicator = "tensors beyond the list", .type = "elements", .of.call = "call"};
   static bool listed;
   if (!listed) {
     others.next = ob_counters_first();
@@ -83,8 +83,8 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   return record;
 }
 
-/* Adds by a load and a store, without an atomic read-modify-write, as ob_counters_count_dense
- * does. */
+/* Adds to a counter by a load and a store, without an atomic read-modify-write, as
+ * ob_counters_count_dense does. */
 static void add_count(_Atomic uint64_t *to, uint64_t more) {
   atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
                         memory_order_relaxed);
@@ -250,7 +250,7 @@ onebit_status_t onebit_counters_get(onebit_counters_t *counters) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "counters is NULL");
   if (counters->size != sizeof *counters)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "counters->size is %zu, and this library's onebit_counters_t has %zu bytes",
+                    "counters->size is %zu, but this library's onebit_counters_t has %zu bytes",
                     counters->size, sizeof *counters);
   *counters = (onebit_counters_t){.size = sizeof *counters};
   for (size_t reason = 0; reason < OB_REASON_COUNT; reason++) {

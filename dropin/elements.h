@@ -10,8 +10,8 @@
 
 #include "onebit/plan.h"
 
-/* Types that plans do not support. Doubles are sent as floats; calls of other types are only
- * counted. */
+/* Types that plans do not support. Doubles are sent as floats; calls of the other types are
+ * counted, but never compressed. */
 #define OB_DOUBLE     ((onebit_dtype_t)3)
 #define OB_OTHER_TYPE ((onebit_dtype_t)4)
 
@@ -27,8 +27,8 @@ void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size
 /* to[i] = to[i] / divisor, rounded to the nearest value of the type. */
 void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor);
 
-/* Converts doubles to floats. False: a value is not finite, or the largest is beyond what floats
- * hold with their precision. */
+/* Converts doubles to floats. Returns false if a value is not finite, or if the largest is beyond
+ * what floats hold with their precision. */
 bool ob_elements_narrow(float *to, const double *from, size_t count);
 
 /* to[i] = from[i] * factor. */

@@ -9,7 +9,7 @@
 #include "base/memory.h"
 
 struct position {
-  uint64_t signature, exact; /* hash of the call; hash of it and of the small calls before it */
+  uint64_t signature, exact; /* hash of the call; hash of the call and the small calls before it */
   int tensor;
 };
 
@@ -36,9 +36,9 @@ struct ob_loops {
   ob_loops_allreduce_max *largest;
   void *context;
   size_t repeats;
-  size_t learned, next_look; /* calls since learning began; the number at which ranks next agree */
+  size_t learned, next_look; /* calls since learning began; their number when ranks next agree */
   struct seen seen[OB_MAX_POSITIONS];   /* the latest calls, by their numbers */
-  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by way and length: how many latest calls repeat */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* for each way and length: how many latest calls repeat */
   uint64_t before;                      /* hash of the small calls since the latest large call */
   bool is_started;      /* there was a call; the calls before the first are not known */
   int count, positions; /* the number of loops; the sum of their lengths */
@@ -59,11 +59,11 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_allreduce_max *larges
                                 struct ob_loops **result) {
   *result = NULL;
   if (repeats < 2)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "repeats is %u, less than 2: one repetition is no loop",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "repeats is %u, but a loop repeats at least twice",
                     repeats);
   struct ob_loops *loops = ob_allocate(1, sizeof *loops);
   if (!loops)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for loops of calls");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the record of repeated calls");
   loops->largest = largest;
   loops->context = context;
   loops->repeats = repeats;
@@ -110,8 +110,8 @@ static size_t find_length(const struct ob_loops *loops, int way) {
   return 0;
 }
 
-/* Adds a call to those from which loops are learned. True if the signatures repeat in a loop and
- * the ranks should agree on its length. All ranks find the same. */
+/* Adds a call to those from which loops are learned. Returns true if the signatures repeat in a
+ * loop and the ranks should agree on the loop's length. All ranks get the same result. */
 static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
     const struct seen *then = get_call_before(loops, back);
@@ -131,9 +131,9 @@ static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
-/* Returns the smallest length by signatures, which is the same on all ranks, or a multiple of it if
- * some rank's buffers repeat only after that many calls; 0 if no loop is found yet. *alone: the
- * length by signatures. */
+/* Returns the length of the loop; 0 if no loop is found yet. It is the smallest length after which
+ * signatures repeat, which is the same on all ranks, or a multiple of this length if some rank's
+ * buffers repeat only after that many calls. *alone: the length by signatures alone. */
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
@@ -155,7 +155,7 @@ static const struct seen *get_call_in_phase(const struct ob_loops *loops, int le
   return get_call_before(loops, (size_t)(length - phase));
 }
 
-/* True if the next calls will be those of a known loop, beginning at its phase `turn`. */
+/* Returns true if the next calls will be those of a known loop, beginning at its phase `turn`. */
 static bool matches_loop(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
@@ -207,8 +207,8 @@ bool ob_loops_find_loop(struct ob_loops *loops) {
 
 /* ---- Following ---- */
 
-/* Enters the loop that contains such a call. If the call fits several positions of all loops, no
- * loop is entered. */
+/* Enters the loop that contains such a call. If the call fits more than one position in all loops
+ * together, no loop is entered. */
 static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   int found = 0, loop = 0, phase = 0;
   for (int l = 0; l < loops->count; l++)
@@ -240,8 +240,9 @@ static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact)
   return loops->matched >= loop->length ? position : OB_NO_POSITION;
 }
 
-/* True if the call differs from the expected one only by the small calls before it. One such call
- * continues the loop, but gets no position; a second one before the loop is complete ends it. */
+/* Returns true if the call differs from the expected one only by the small calls before it. One
+ * such call continues the loop, but gets no position; a second one before the loop is complete ends
+ * it. */
 static bool continues_without_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected_position(loops)->signature == signature &&
          !loops->missed && !loops->loop[loops->current].ambiguous;

@@ -31,11 +31,11 @@
 
 struct ob_loops;
 
-/* Replaces each value by the largest of all ranks; collective. False: it failed. */
+/* Replaces each value by the largest of all ranks. Collective. Returns false if it fails. */
 typedef bool ob_loops_allreduce_max(void *context, int64_t *values, int count);
 
-/* Creates loops. repeats: how often a whole loop must have come before the ranks follow it, 2 or
- * more. Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
+/* Creates loops. repeats: how many times a whole loop must be repeated before the ranks follow it,
+ * 2 or more. Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_loops_create(unsigned repeats, ob_loops_allreduce_max *largest, void *context,
                                 struct ob_loops **loops);
 void ob_loops_destroy(struct ob_loops *loops);
@@ -45,7 +45,8 @@ void ob_loops_destroy(struct ob_loops *loops);
 uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
                             size_t count);
 
-/* Notes a call that gets no position. The calls after it are distinguished by it. */
+/* Notes a call that gets no position. It distinguishes the calls after it from otherwise equal
+ * calls. */
 void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 
 /* Notes a call, and returns its position, or OB_NO_POSITION. *look: the caller should call
@@ -53,8 +54,8 @@ void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look);
 
-/* Looks for a loop on which all ranks agree. Collective. True if there was no space for the loop,
- * so that positions have new meanings. */
+/* Looks for a loop on which all ranks agree. Collective. Returns true if there was no space for the
+ * loop, so that positions have new meanings. */
 bool ob_loops_find_loop(struct ob_loops *loops);
 
 /* Returns a pointer to the caller's value for a position: the number of its tensor plus one, or 0
@@ -75,12 +76,12 @@ void ob_loops_read_left_positions(const struct ob_loops *loops, int *first, int 
 /* Finds the position of a call without noting it, for instance during the capture of a graph. It is
  * the first position with this signature in the followed loop, after position `after`, or from the
  * next call on if `after` is OB_NO_POSITION. Returns OB_NO_POSITION if no position fits. All ranks
- * find the same. */
+ * get the same result. */
 int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after);
 
-/* The buffers of a tensor on one rank. ob_buffers_note stores those of a call. It returns true if a
- * buffer changes after eight calls with the same one: the residual may then belong to another
- * tensor, and has to be reset. */
+/* The buffers of a tensor on one rank. ob_buffers_note stores the buffers of a call. It returns
+ * true if a buffer changes after eight calls with the same one: the residual may then belong to
+ * another tensor, and has to be reset. */
 struct ob_buffers {
   const void *sendbuf, *recvbuf;
   unsigned steady[2]; /* for how many calls each of the two buffers has been the same */

@@ -15,12 +15,13 @@
 
 /* The settings, the same on all ranks. */
 struct ob_preload {
-  /* Calls with fewer elements are passed on after one comparison. SIZE_MAX passes on all calls:
-   * before the ranks have agreed, after the library has ended, and if nothing may be compressed. */
+  /* Calls with fewer elements are passed on to MPI or NCCL after one comparison. SIZE_MAX passes on
+   * all calls: before the ranks have agreed, after the library has ended, and if nothing may be
+   * compressed. */
   atomic_size_t min_count[3]; /* index: onebit_operation_t */
   struct ob_rules rules;
   const char *refused;  /* the reason why nothing is compressed, or NULL */
-  atomic_int below;     /* the reason why such smaller calls are dense: enum ob_reason */
+  atomic_int below;     /* the reason why calls with fewer elements are dense: enum ob_reason */
   atomic_bool required; /* ONEBIT_REQUIRE=1 */
   bool trusted;         /* every rank is known to have the library, e.g. by ONEBIT_EVERY_RANK=1 */
 };
@@ -28,9 +29,8 @@ extern struct ob_preload ob_preload;
 
 #define OB_PRELOAD_VISIBLE __attribute__((visibility("default")))
 
-/* Reads from the environment whether compression is required, the rules, and the bits an element.
- * Local. Errors:
- * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
+/* Reads from the environment whether compression is required, the rules, and the bits per element.
+ * Local. Errors: ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_preload_read_settings(void);
 
 /* Returns a number that is equal on two ranks if their rules and library versions are equal. */
@@ -46,9 +46,9 @@ void ob_preload_refuse(const char *why);
  * has_succeeded returns false, an exit status 0 becomes 1. Forked processes are not affected. */
 void ob_preload_judge_exit(bool (*has_succeeded)(void));
 
-/* True if the call is too small to be compressed. It is then counted, which costs a load and a
- * store. A negative count, which is an error of the program, becomes a very large one here; the
- * caller rejects it later. */
+/* Returns true if the call is too small to be compressed. The call is then counted, which costs a
+ * load and a store. A negative count, which is an error of the program, becomes a very large one
+ * here; the caller rejects it later. */
 static inline bool ob_preload_is_small(onebit_operation_t operation, size_t count) {
   bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);
   if (small && operation == ONEBIT_ALLREDUCE)
@@ -59,7 +59,8 @@ static inline bool ob_preload_is_small(onebit_operation_t operation, size_t coun
 
 /* ---- The report (report.c) ---- */
 
-/* The sums over all ranks, and rank 0's own records. With NCCL each rank reports only its own. */
+/* The sums over all ranks, and rank 0's own records. With NCCL each rank reports only its own
+ * values. */
 struct ob_report {
   int ranks;
   bool own_only;         /* the values below are of this rank alone */
@@ -73,7 +74,7 @@ struct ob_report {
   int hosts;                 /* 0: not known */
 };
 
-/* Prints the line at the start: why nothing is compressed, or what will be. On one rank.
+/* Prints the line at the start: why nothing is compressed, or which calls will be. On one rank.
  *   over   the library that carries the bytes, as text
  *   sums   the calls that are compressed without a rule: "MPI_Allreduce of float or double sums" */
 void ob_report_start(int size, const char *over, const char *sums);
@@ -84,7 +85,7 @@ void ob_report_print_unseen(const char *why);
 /* Prints the report. With ONEBIT_REQUIRE=1 also judges it. Called on one rank. */
 void ob_report_print(const struct ob_report *report);
 
-/* Returns the largest ratio of a residual's norm to that of the mean in this rank's records. */
+/* Returns the largest ratio of a residual's norm to the mean's norm in this rank's records. */
 double ob_report_max_residual_ratio(void);
 
 /* Return the names of a record's type and operation: "float" and the like. */

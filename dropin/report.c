@@ -153,7 +153,7 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
 }
 
 /* Estimates how many of the measured seconds compression would have saved. Within a host
- * compression costs more than it saves: the ranks compress on the cores that copy the memory. */
+ * compression costs more than it saves, since ranks compress on the cores that copy the data. */
 static double estimate_saved_seconds(const struct ob_record *record,
                                      const struct ob_report *report) {
   const struct ob_record_of *of = &record->of;
@@ -175,7 +175,7 @@ static void print_seconds(FILE *file, const struct ob_record *record,
          calls = ob_record_saved_seconds(record) + deciding;
   if (atomic_load(&record->timed_compressed))
     fprintf(file,
-            "    time of a call: %.6f s dense (median of %llu), %.6f s compressed (mean); all "
+            "    time per call: %.6f s dense (median of %llu), %.6f s compressed (mean); all "
             "calls: %.3f s %s %.3f s for agreements and checks\n",
             ob_record_dense_seconds(record), (unsigned long long)atomic_load(&record->timed_dense),
             get_mean_seconds(&record->seconds_compressed, &record->timed_compressed), fabs(calls),
@@ -189,21 +189,24 @@ static void print_seconds(FILE *file, const struct ob_record *record,
 
 static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
   for (; shadow; shadow = shadow->next)
-    fprintf(file,
-            "    tensor %d: sums differ from exact ones by %.2g %% of their norm in the last %llu "
-            "comparisons, by %.2g %% at most%s\n",
-            shadow->tensor, 100 * ob_record_difference(shadow),
-            (unsigned long long)(shadow->samples < OB_SHADOW_SAMPLES ? shadow->samples
-                                                                     : OB_SHADOW_SAMPLES),
-            100 * shadow->largest,
-            shadow->refused ? ": above the bound of error feedback, so no longer compressed" : "");
+    fprintf(
+        file,
+        "    tensor %d: compressed sums differ from exact sums by %.2g %% of their norm in the "
+        "last %llu comparisons, and by at most %.2g %%%s\n",
+        shadow->tensor, 100 * ob_record_difference(shadow),
+        (unsigned long long)(shadow->samples < OB_SHADOW_SAMPLES ? shadow->samples
+                                                                 : OB_SHADOW_SAMPLES),
+        100 * shadow->largest,
+        shadow->refused
+            ? ": this is above the bound of error feedback, so the tensor is no longer compressed"
+            : "");
 }
 
 static void print_bits(FILE *file, const struct ob_record *record) {
   unsigned long long moves = (unsigned long long)atomic_load(&record->moves);
   fprintf(file, " to %s", format_bits(atomic_load(&record->bits)));
   if (moves)
-    fprintf(file, " in the end (changes: %llu)", moves);
+    fprintf(file, " at the end (changes: %llu)", moves);
   fprintf(file, "; %.2f MB instead of %.2f MB", to_megabytes(atomic_load(&record->bytes_sent)),
           to_megabytes(atomic_load(&record->bytes_dense)));
 }
@@ -217,7 +220,7 @@ static void print_record(FILE *file, const struct ob_record *record,
   if (compressed)
     print_bits(file, record);
   if (atomic_load(&record->max_residual_ratio) > 0)
-    fprintf(file, "; residual %.2f of the signal, %.2f at most",
+    fprintf(file, "; the residual is %.2f of the signal, at most %.2f",
             atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));
   if (atomic_load(&record->skipped))
     fprintf(file, "; at least %llu calls gave NaN, because a value was not finite",
@@ -241,7 +244,8 @@ static void print_other_calls(FILE *file, const struct ob_report *report) {
   print_passed(file, "  other calls, not compressed, by reason: ", left);
 }
 
-/* True if the dense time of some compressed calls was measured from fewer than 5 dense calls. */
+/* Returns true if the dense time of some compressed calls was measured from fewer than 5 dense
+ * calls. */
 static bool is_dense_time_rough(void) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (atomic_load(&record->timed_compressed) && atomic_load(&record->timed_dense) < 5)
@@ -250,7 +254,7 @@ static bool is_dense_time_rough(void) {
 }
 
 static void print_sum(FILE *file, const struct ob_report *report) {
-  fprintf(file, "  in all: %llu calls compressed ", (unsigned long long)report->compressed);
+  fprintf(file, "  in total: %llu calls compressed ", (unsigned long long)report->compressed);
   if (report->own_only)
     fprintf(file, "on this rank of %d", report->ranks);
   else
@@ -269,7 +273,9 @@ static void print_sum(FILE *file, const struct ob_report *report) {
             "  Few dense calls were timed, so the speed-up is a rough estimate: compare with a run "
             "without onebit.\n");
   else if (report->compressed && report->seconds_saved < 0)
-    fprintf(file, "  Compressing took longer than the network did: dense sums are faster here.\n");
+    fprintf(
+        file,
+        "  Compression took longer than it saved on the network: dense sums are faster here.\n");
 }
 
 static void print_advice(FILE *file, const struct ob_report *report) {
@@ -280,17 +286,16 @@ static void print_advice(FILE *file, const struct ob_report *report) {
     seconds += estimate_saved_seconds(record, report);
   if (!watched) {
     fprintf(file,
-            "  No sum was seen that could be compressed: an MPI_Allreduce of float or double "
-            "from %zu KiB on (MPI_SUM). Calls of onebit's own functions, such as "
+            "  No sum could be compressed: the program made no MPI_Allreduce of float or double of "
+            "%zu KiB or more (MPI_SUM). Calls of onebit's own functions, such as "
             "ONEBIT_Allreduce, are not counted here.\n",
             ob_preload.rules.min_bytes >> 10);
     return;
   }
   fprintf(file,
-          "  %llu sums could be compressed. By the cost model that would save about %.3f s of the "
-          "run's %.3f s (%.0f %%). If these sums are gradients that an optimizer averages over "
-          "steps:\n"
-          "    %s\n",
+          "  %llu sums could be compressed. By the cost model, compression would save about %.3f s "
+          "of the run's %.3f s (%.0f %%). If these sums are gradients that an optimizer averages "
+          "over steps, run:\n    %s\n",
           (unsigned long long)watched, seconds, report->seconds,
           report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
@@ -299,8 +304,8 @@ static void print_advice(FILE *file, const struct ob_report *report) {
             "  %s. For another network: onebit-tune --predict --parameters COUNT --hosts HOSTS "
             "--compute SECONDS --bandwidth 1gbit. SECONDS is the time of a step without MPI "
             "calls.\n",
-            report->hosts == 1 ? "All ranks are on one host, where compressing saves no time"
-                               : "On this network that is hardly worth it");
+            report->hosts == 1 ? "All ranks are on one host, where compression saves no time"
+                               : "On this network compression is hardly worth it");
 }
 
 /* Prints the smallest number of bits among the compressed calls, and the optimizers for which that
@@ -311,24 +316,25 @@ static void print_bits_advice(FILE *file) {
     int own = atomic_load(&record->bits);
     bits = own && own < bits ? own : bits;
   }
-  fprintf(
-      file,
-      "  The sums came back in %s an element with error feedback: one result is approximate, the "
-      "running sum converges. %s\n",
-      format_bits(bits),
-      bits >= 8 ? "8 bits serve every optimizer (losses within 0.3 % of dense ones were measured); "
-                  "where SGD with momentum gets the sums, --bits 1 (ONEBIT_BITS=1) sends an eighth "
-                  "of these bytes."
-                : "So few bits are for SGD with momentum; Adam and similar optimizers train worse "
-                  "below 8 bits (one bit: 5 % more loss): set ONEBIT_BITS=8, or use onebit's "
-                  "optimizers, which compress the momentum. Compare the loss with a dense run's.");
+  fprintf(file,
+          "  The sums were sent in %s per element with error feedback: one result is approximate, "
+          "the running sum converges. %s\n",
+          format_bits(bits),
+          bits >= 8
+              ? "8 bits suit every optimizer (measured losses are within 0.3 % of dense "
+                "training's); if SGD with momentum gets the sums, --bits 1 (ONEBIT_BITS=1) sends "
+                "an eighth of these bytes."
+              : "So few bits suit only SGD with momentum; Adam and similar optimizers train worse "
+                "below 8 bits (one bit: 5 % more loss): set ONEBIT_BITS=8, or use onebit's "
+                "optimizers, which compress the momentum. Compare the loss with a dense run's.");
 }
 
 static void report_text(FILE *file, const struct ob_report *report) {
   int rows = 0;
   if (ob_preload.refused)
     fprintf(file, "onebit: nothing was compressed: %s\n", ob_preload.refused);
-  fprintf(file, "onebit: sums in %s own calls\n", report->own_only ? "this rank's" : "rank 0's");
+  fprintf(file, "onebit: the sums in %s own calls\n",
+          report->own_only ? "this rank's" : "rank 0's");
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (++rows <= ROWS)
       print_record(file, record, report);
@@ -380,16 +386,16 @@ static void print_plan(int size, const char *over, const char *sums) {
   const struct ob_rules *rules = &ob_preload.rules;
   fprintf(stderr, "onebit %s: preloaded, %d ranks over %s. ", onebit_version(), size, over);
   if (!ob_rules_can_compress(rules))
-    fprintf(stderr, "Watches the sums, and changes nothing");
+    fprintf(stderr, "Counts the sums, and changes nothing");
   else if (rules->gradients)
-    fprintf(stderr, "Compresses every %s from %zu KiB on, in %s%s (--gradients)", sums,
+    fprintf(stderr, "Compresses every %s of %zu KiB or more, in %s%s (--gradients)", sums,
             rules->min_bytes >> 10, format_bits(rules->bits.max),
             rules->bits.min == rules->bits.max ? "" : " or fewer");
   if (rules->rules)
     fprintf(stderr, "%s %zu rule%s of ONEBIT_RULES",
             !ob_rules_can_compress(rules) ? ", by"
             : rules->gradients            ? ", but for"
-                                          : "Compresses what is named by",
+                                          : "Compresses the calls selected by",
             rules->rules, rules->rules == 1 ? "" : "s");
   fprintf(stderr, ".\n");
 }
@@ -439,6 +445,7 @@ void ob_report_print(const struct ob_report *report) {
   else if (!is_report_off())
     report_text(stderr, report);
   if (ob_preload.required && !report->compressed)
-    fprintf(stderr, "onebit: nothing was compressed, which is required by ONEBIT_REQUIRE=1: "
-                    "the run fails\n");
+    fprintf(
+        stderr,
+        "onebit: nothing was compressed, which is required by ONEBIT_REQUIRE=1: the run fails\n");
 }

@@ -39,8 +39,8 @@ static onebit_status_t refuse_word(const struct reader *reader, struct word word
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 static bool is_line_end(char c) { return c == '\n' || c == ';' || c == '#'; }
 
-/* Reads the next word of the line. False at the end of the line, which the function does not
- * skip. */
+/* Reads the next word of the line. Returns false at the end of the line, which the function does
+ * not skip. */
 static bool read_word(struct reader *reader, struct word *word) {
   while (reader->at < reader->end && is_blank(*reader->at))
     reader->at++;
@@ -91,9 +91,9 @@ static const struct {
   enum ob_rule_key key;
 } keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
 
-static const char condition_message[] = "expected an operation, a type, bits=, or bytes, count or "
-                                        "comm-size with a comparison, as bytes>=1M";
-static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
+static const char condition_message[] = "expected an operation, a type, bits=, or a comparison "
+                                        "with bytes, count or comm-size, e.g. bytes>=1M";
+static const char bits_message[] = "expected 1, 2, 4 or 8 bits, a range such as 1..8, or auto";
 static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
                                      "may end in K, M or G";
 
@@ -193,7 +193,7 @@ static onebit_status_t parse_bits_condition(const struct reader *reader, struct 
   if (!*was)
     return ONEBIT_OK;
   if (!rule->compress)
-    return refuse_word(reader, word, "a rule that passes calls on takes no bits");
+    return refuse_word(reader, word, "a pass rule takes no bits, since its calls stay dense");
   if (!ob_bits_parse(word.at + length, word.length - length, &rule->bits))
     return refuse_word(reader, word, bits_message);
   return ONEBIT_OK;
@@ -236,11 +236,12 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
   if (!parse_integer(word, number) || *number < low || *number > high)
     return refuse_word(reader, word, expected);
   if (read_word(reader, &more))
-    return refuse_word(reader, more, "takes one number only");
+    return refuse_word(reader, more, "only one number is expected");
   return ONEBIT_OK;
 }
 
-/* The range of `warmup`: the library knows that a step repeats only when it has come twice. */
+/* The range of `warmup`: the library knows that a step repeats only after the step has been made
+ * twice. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
@@ -249,7 +250,8 @@ static onebit_status_t parse_bits(struct reader *reader, struct word first) {
     return refuse_word(reader, first, "needs a number after it");
   if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
     return refuse_word(reader, word, bits_message);
-  return read_word(reader, &more) ? refuse_word(reader, more, "takes one word only") : ONEBIT_OK;
+  return read_word(reader, &more) ? refuse_word(reader, more, "only one word is expected")
+                                  : ONEBIT_OK;
 }
 
 static onebit_status_t parse_line(struct reader *reader, struct word first) {
@@ -361,7 +363,7 @@ onebit_status_t ob_rules_apply_environment(int fallback, struct ob_rules *rules)
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* Returns the smallest number of elements that can take `bytes` bytes: with the widest type, and
+/* Returns the smallest number of elements that can have `bytes` bytes: elements of the widest type,
  * with the largest number of ranks. */
 static uint64_t min_elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
@@ -424,7 +426,7 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
   if (code != 0)
     return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, ob_input_reason(code, reason));
   if (!fits)
-    return ob_error(ONEBIT_ERROR_FILE, "%s: rules of more than %d bytes", path,
+    return ob_error(ONEBIT_ERROR_FILE, "%s: the rules have more than %d bytes", path,
                     (int)MAX_FILE_BYTES);
   return ob_rules_parse(path, text, (size_t)input.bytes, rules);
 }

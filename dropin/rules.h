@@ -7,7 +7,7 @@
  *   compress reduce-scatter,allgather bytes>=4M
  *   least    64K                                       # minimum size if no rule fits
  *   warmup   20
- *   bits     4                                         # bits an element, if the rule has no bits=
+ *   bits     4                                         # bits per element, if the rule has no bits=
  *                                                      # (or 1..8: as many as a tensor needs)
  *
  * A call that no rule fits is compressed if the user says that the sums are gradients
@@ -30,12 +30,13 @@
  * KiB on. But most calls below 64 KiB carry numbers that a program needs exactly, and take little
  * of its time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
-/* The default of `warmup`: how often a loop of calls stays dense before it is compressed. */
+/* The default of `warmup`: how many times a loop of calls is dense before it is compressed. */
 #define OB_RULES_WARMUP 2
 
 enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
 
-/* A rule's condition on a number: it is from `low` to `high`, both included, but not `except`. */
+/* A rule's condition on a number: it must be from `low` to `high`, both included, but not
+ * `except`. */
 struct ob_rule_range {
   uint64_t low, high;
   uint64_t except; /* only if `excepts` is true */
@@ -44,7 +45,7 @@ struct ob_rule_range {
 
 struct ob_rule {
   bool compress;
-  struct ob_bits bits;         /* bits an element; 0: those of struct ob_rules */
+  struct ob_bits bits;         /* bits per element; 0: the bits of struct ob_rules */
   unsigned operations, dtypes; /* a bit for each onebit_operation_t and onebit_dtype_t */
   struct ob_rule_range range[OB_RULE_KEYS];
 };
@@ -55,14 +56,14 @@ struct ob_rules {
   struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
   size_t min_bytes;    /* the minimum size of allreduces that no rule matches */
-  unsigned warmup;     /* steps */
-  struct ob_bits bits; /* bits if the matching rule gives none; 0: those of ONEBIT_BITS */
+  unsigned warmup;     /* number of steps */
+  struct ob_bits bits; /* bits if the matching rule sets none; 0: the value of ONEBIT_BITS */
   double budget;       /* ONEBIT_BUDGET; 0: none */
   bool gradients;      /* ONEBIT_GRADIENTS: calls that no rule matches are compressed */
 };
 
 /* Reads rules.
- *   name     what error messages call the text, a file's name
+ *   name     the name of the text in error messages: a file's name
  *   text     `length` bytes, any
  *   rules    out; without meaning when the call fails
  * Errors: ONEBIT_ERROR_ARGUMENT, with name, line and word. */
@@ -87,14 +88,14 @@ uint64_t ob_rules_hash(const struct ob_rules *rules);
 enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t operation,
                               onebit_dtype_t dtype, size_t count, int comm_size);
 
-/* True if ONEBIT_GRADIENTS or a rule allows to compress some call. */
+/* Returns true if ONEBIT_GRADIENTS or a rule allows to compress some call. */
 bool ob_rules_can_compress(const struct ob_rules *rules);
 
-/* Returns the bits an element of a compressed call. */
+/* Returns the bits per element of a compressed call. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size);
 
-/* True if a rule or a default gives some call a range of bits. */
+/* Returns true if a rule or a default gives some call a range of bits. */
 bool ob_rules_have_bit_range(const struct ob_rules *rules);
 
 /* Returns the smallest count with which a call of the operation can be compressed, with any type

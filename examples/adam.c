@@ -6,7 +6,7 @@
 enum { FEATURES = 20000, POINTS = 16, STEPS = 300 };
 static float weights[FEATURES], gradient[FEATURES];
 
-static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
+static float feature(int point, int i) { /* returns a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
   if (status == ONEBIT_OK) /* NULL: default options */
     status = onebit_efficient_adam_create(comm, &tensor, 1, NULL, &optimizer);
   for (int step = 1; step <= STEPS && status == ONEBIT_OK; step++) {
-    double loss = compute_gradient(onebit_comm_rank(comm)); /* loss of this rank */
+    double loss = compute_gradient(onebit_comm_rank(comm)); /* the loss on this rank's points */
     status = onebit_optimizer_step(optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
     if (step % 50 == 0 && status == ONEBIT_OK && onebit_comm_rank(comm) == 0) {
       onebit_optimizer_describe(optimizer, ONEBIT_FORMAT_TEXT, line, sizeof line, NULL);

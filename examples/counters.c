@@ -1,5 +1,5 @@
-/* Prints how many of this program's own calls were compressed. The program is linked to the shared
- * library, which is also preloaded: onebit run --gradients -- mpirun -n 2 counters */
+/* Prints how many of this program's MPI calls the preloaded library has compressed. The program is
+ * linked to the same shared library: onebit run --gradients -- mpirun -n 2 counters */
 #include <mpi.h>
 #include <onebit/counters.h>
 #include <stdio.h>

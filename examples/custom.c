@@ -1,4 +1,5 @@
-/* Runs an allreduce over a transport that the program defines by MPI's calls: mpirun -n 4 custom */
+/* Runs an allreduce over a transport that the program itself implements, with MPI calls: mpirun -n
+ * 4 custom */
 #include <mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>
@@ -30,12 +31,12 @@ static int receive_from(void *context, void *data, size_t bytes, int peer, int t
 static int test(void *context, void *operation, double seconds, size_t *bytes) {
   int done = 0, count = 0;
   MPI_Status status;
-  (void)context, (void)seconds; /* the function need not wait for all of `seconds` */
+  (void)context, (void)seconds; /* the function may return before `seconds` have passed */
   if (MPI_Test(operation, &done, &status) != MPI_SUCCESS)
     return -1;
   if (!done)
     return ONEBIT_IN_PROGRESS;
-  MPI_Get_count(&status, MPI_BYTE, &count); /* the count has a meaning only for a receive */
+  MPI_Get_count(&status, MPI_BYTE, &count); /* the library uses the count only for receives */
   *bytes = (size_t)count;
   free(operation);
   return 0;

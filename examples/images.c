@@ -1,4 +1,4 @@
-/* The images of images.h: IDX files, drawn digits, and orders of images. */
+/* Implements images.h: reads IDX files, draws digits, and shuffles images. */
 #include "examples/images.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 /* --- IDX files ---------------------------------------------------------------------------------*/
 
-enum { MAX_BYTES = 1 << 30 }; /* MNIST has 47 million */
+enum { MAX_BYTES = 1 << 30 }; /* MNIST's largest file has 47 million */
 
 /* Reads the header. Returns the number of elements, or -1 with the reason in *why. */
 static long read_header(FILE *file, idx_t *idx, size_t dimensions, const char **why) {
@@ -81,8 +81,8 @@ typedef struct line {
   point_t from, to;
 } line_t;
 
-/* The points of the stroke of each digit on a grid. Each point is two characters: x to the right,
- * and y down. */
+/* The stroke of each digit, as a list of points on a grid. Each point is two characters: x (to the
+ * right) and y (down). */
 static const char *const glyphs[DIGITS] = {
     "40 21 13 15 27 48 67 75 73 61 40", "32 40 48",    "12 21 40 61 63 45 18 68",
     "11 40 61 63 44 65 67 48 17",       "58 50 15 75", "60 20 24 43 65 67 48 17",
@@ -94,8 +94,8 @@ static float digit_between(float least, float most, uint64_t *random) {
   return least + (most - least) * random_uniform(random);
 }
 
-/* A random linear map: it scales, slants, turns and shifts a smaller copy in the middle of the
- * image. */
+/* A random affine map from the grid to the image: it scales, slants, rotates and shifts the
+ * digit. */
 typedef struct map {
   float xx, xy, yx, yy, x, y;
 } map_t;
@@ -116,7 +116,7 @@ static point_t map_point(const map_t *map, const char *at, uint64_t *random) {
   return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
 }
 
-/* Draws the lines of the digit, and one stray line. */
+/* Stores the lines of the digit, and one stray line. */
 static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *random) {
   const map_t map = draw_map(random);
   size_t count = 0;
@@ -179,7 +179,7 @@ static int images_refuse(char *error, const char *what, const char *why) {
   return -1;
 }
 
-/* Checks that the files of images and of labels belong together. */
+/* Checks that the file of labels belongs to the file of images. */
 static int images_check(const idx_t *pixels, const idx_t *labels, const char *images_path,
                         const char *labels_path, char *error) {
   char why[200];
@@ -256,8 +256,8 @@ void images_free(images_t *images) {
 
 /* --- Orders ------------------------------------------------------------------------------------*/
 
-/* Draws the index of the element that moves to `last`: any index up to `last` (Fisher and
- * Yates). */
+/* Returns a random index from 0 to `last`: the element there is exchanged with element `last`
+ * (Fisher-Yates shuffle). */
 static size_t draw_partner(size_t last, uint64_t *random) {
   return (size_t)(random_bits(random) % (last + 1));
 }

@@ -17,7 +17,7 @@ typedef struct images {
 } images_t;
 
 enum { IMAGE_ERROR = 1100 };
-enum { IMAGE_LEAST = 10 }; /* pixels a side: the network halves them twice */
+enum { IMAGE_LEAST = 10 }; /* the least number of pixels per side: the network halves it twice */
 
 /* Reads a pair of IDX files. Returns 0, or -1 with an error message that names the file. */
 int images_load(images_t *images, const char *images_path, const char *labels_path,
@@ -26,7 +26,8 @@ int images_load(images_t *images, const char *images_path, const char *labels_pa
 /* Draws digits, which are the same ones every time. */
 int images_draw(images_t *images, size_t count, size_t side, char error[IMAGE_ERROR]);
 
-/* Shuffles the images, always in the same way, and holds the last `held_out` images out. */
+/* Shuffles the images, always in the same way. The last `held_out` images do not count as training
+ * images. */
 void images_split(images_t *images, size_t held_out);
 
 void images_free(images_t *images);
@@ -34,10 +35,9 @@ void images_free(images_t *images);
 /* Stores a random order of the numbers below `count`. random: the state of a generator. */
 void shuffle(uint32_t *order, size_t count, uint64_t *random);
 
-/* Files in MNIST's IDX format, uncompressed, hold an array of unsigned bytes with some dimensions.
- * They begin with two zero bytes, the type (8), the number of dimensions, and the size of each as
- * 32 bits with the highest byte first. The elements follow; those of the last dimension are next to
- * each other. */
+/* A file in MNIST's IDX format, uncompressed, contains an array of unsigned bytes. It begins with
+ * two zero bytes, the type (8), the number of dimensions, and the size of each dimension in 32
+ * bits, highest byte first. The elements follow in row-major order. */
 
 enum { IDX_DIMENSIONS = 3, IDX_ERROR = 512 };
 

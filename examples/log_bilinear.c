@@ -1,4 +1,5 @@
-/* The log-bilinear model of model.h. Arrays are row-major, with one row for each prediction. */
+/* Implements the log-bilinear model of model.h. Arrays are row-major, with one row for each
+ * prediction. */
 #include "examples/model.h"
 
 #include <math.h>
@@ -39,8 +40,8 @@ static void log_bilinear_forward(model_t *model, size_t samples) {
   softmax(model->predicted, samples, vocabulary, 1.0f, 0);
 }
 
-/* Adds gradients to those of the table's rows. If no sample has a row's word, its gradient is
- * zero. */
+/* Computes the gradient of the table: the gradients of the words before each target are added to
+ * their rows. Rows of words that occur in no sample have a zero gradient. */
 static void spread_gradients(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const tensor_t *table = &own->model.tensors[CONTEXT_TABLE];
@@ -102,8 +103,8 @@ log_bilinear_t *log_bilinear_create(const log_bilinear_shape_t *shape) {
 }
 
 /* Draws uniform values, so that rows have variance 1, and a product with the matrix has variance 1
- * too. The biases begin at zero and the rows of the next word near it: all words are then equally
- * probable. */
+ * too. The biases start at zero, and the rows of the next word near zero, so that all words are
+ * about equally probable. */
 void log_bilinear_initialise(log_bilinear_t *model, uint64_t seed) {
   const float before = (float)(model->shape.context * model->shape.width);
   const float deviations[WORD_BIAS] = {[CONTEXT_TABLE] = 1.0f,

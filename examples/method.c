@@ -1,4 +1,5 @@
-/* Fits a linear model by the method that makes steps shortest on these ranks: mpirun -n 4 method */
+/* Fits a linear model with the optimizer that has the shortest steps on these ranks: mpirun -n 4
+ * method */
 #include <onebit/mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>
@@ -9,7 +10,7 @@ static onebit_comm_t comm, alone; /* alone: a communicator of this rank only */
 static onebit_optimizer_t optimizer;
 static onebit_outer_t outer;
 
-static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
+static float feature(int point, int i) { /* returns a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
@@ -62,7 +63,7 @@ int main(int argc, char **argv) {
   if (status == ONEBIT_OK)
     status = create(rank);
   for (int step = 1; step <= STEPS && status == ONEBIT_OK; step++) {
-    double loss = compute_gradient(rank); /* only this rank's loss: do not sum it up */
+    double loss = compute_gradient(rank); /* the loss on this rank's points only */
     status = onebit_optimizer_step(optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
     if (status == ONEBIT_OK && outer)
       status = onebit_outer_step(outer, 1);

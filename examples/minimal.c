@@ -1,5 +1,5 @@
-/* Runs the smallest program. The rounding error of one call is added to the input of the next
- * call. */
+/* Averages a vector repeatedly on a single rank: the smallest program. The compression error of
+ * each call is added to the input of the next call. */
 #include <onebit/onebit.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* The common part of the models of model.h: arithmetic, memory and the loss. */
+/* Implements the parts of model.h that all models use: arithmetic, memory and the loss. */
 #include "examples/model.h"
 
 #include <float.h>
@@ -11,15 +11,16 @@
 /* --- The matrix product -------------------------------------------------------------------------
  *
  * c[i][j] = sum over p of a[i][p] b[p][j]. Columns are split into panels of 16, and depth into
- * slices of 256. So a panel of b (16 kB) is copied once, in the order of use, and stays in the
- * first-level cache. Tiles of 6 rows are multiplied by it. Their 6 x 16 sums stay in registers: 12
- * of AVX2's 16, or 6 of AVX-512's 32. Each sum is computed in the order of p with every instruction
- * set. */
+ * slices of 256. So a panel of b (16 kB) is copied once, in the order in which it is read, and
+ * stays in the first-level cache. Tiles of 6 rows of a are multiplied by it. The 6 x 16 sums of a
+ * tile stay in registers: 12 of AVX2's 16, or 6 of AVX-512's 32. With every instruction set, each
+ * sum is computed in the order of p. */
 
 enum { TILE_ROWS = 6, TILE_COLUMNS = 16, SLICE = 256 };
 
 /* Multiplies one tile. `rows` is a constant in each call, so that the loops over rows are unrolled.
- * The innermost loop must reach the vectoriser as a loop: gcc would unroll it into scalar code. */
+ * The innermost loop must stay a loop until it is vectorised; gcc would otherwise unroll it into
+ * scalar code. */
 static inline __attribute__((always_inline)) void multiply_tile(
     float *c, size_t c_stride, matrix_t a, const float *restrict panel, size_t depth,
     size_t columns, product_mode_t mode, const size_t rows) {
@@ -38,7 +39,7 @@ static inline __attribute__((always_inline)) void multiply_tile(
       c[r * c_stride + j] = sum[r][j] + (mode == ADD ? c[r * c_stride + j] : 0.0f);
 }
 
-/* Copies a panel. Columns beyond the matrix become zero. */
+/* Copies a panel of b. Columns beyond the matrix become zero. */
 static inline __attribute__((always_inline)) void copy_panel(float *restrict panel, matrix_t b,
                                                              size_t depth, size_t columns) {
   for (size_t p = 0; p < depth; p++)
@@ -89,7 +90,8 @@ static inline __attribute__((always_inline)) float exponential(float x) {
   e = 1.0f / 6.0f + r * e;
   e = 0.5f + r * e;
   e = 1.0f + r * (1.0f + r * e);
-  /* A NaN stays a NaN through e. It has no exponent, so k is replaced by 0. */
+  /* If x is a NaN, e is a NaN, and so is the result. k is a NaN too, so its exponent is replaced by
+   * 0. */
   const uint32_t bits = (uint32_t)((int32_t)(k == k ? k : 0.0f) + 127) << 23;
   float power;
   memcpy(&power, &bits, sizeof power);
@@ -172,7 +174,7 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
 
 typedef struct block {
   struct block *next;
-  size_t unused; /* aligns the values in the way of calloc */
+  size_t unused; /* aligns `values` as calloc aligns its memory */
   float values[];
 } block_t;
 
@@ -245,7 +247,7 @@ size_t model_correct(const model_t *model, size_t samples) {
   for (size_t r = 0; r < samples * model->rows; r++) {
     const float *predicted = model->predicted + r * model->classes;
     size_t above = 0;
-    for (size_t k = 0; k < model->classes; k++) /* a NaN never counts as right */
+    for (size_t k = 0; k < model->classes; k++) /* a NaN never counts as correct */
       above += predicted[k] <= predicted[model->target[r]] ? 0 : 1;
     correct += above == 0;
   }

@@ -1,10 +1,10 @@
 /*
- * The models of the trainings: their arithmetic, their common parts (tensors with gradients,
- * probabilities that are compared with targets, memory), and three models. The struct of each model
- * begins with a model_t. Forward and backward passes are written by hand.
+ * The models that the example programs train: arithmetic, common parts (tensors with gradients,
+ * probabilities and the loss, memory), and three models. The struct of each model begins with a
+ * model_t. Forward and backward passes are written by hand.
  *
- * Use: create, initialise. In each step fill in the input, call forward, model_loss and backward,
- * and give the gradients to an optimizer that changes the values in place.
+ * Usage: create and initialise a model. In each step, fill in the input, call forward, model_loss
+ * and backward, and pass the gradients to an optimizer, which changes the values in place.
  */
 #ifndef EXAMPLES_MODEL_H
 #define EXAMPLES_MODEL_H
@@ -17,7 +17,7 @@
 /* Arrays are row-major. The same input gives the same bits on every x86-64 processor, with any
  * instruction set. */
 
-/* A matrix in memory, or its transpose, which has the same elements in memory. */
+/* A matrix in memory, or the transpose of one, without a copy of the elements. */
 typedef struct matrix {
   const float *data;
   size_t row_stride, column_stride;
@@ -32,12 +32,12 @@ static inline matrix_t transposed(const float *data, size_t stride) {
 
 typedef enum product_mode { REPLACE, ADD } product_mode_t;
 
-/* c = a b, or c += a b. a has rows x inner elements, b inner x columns, c rows x columns. The rows
- * of c are c_stride elements apart, and c must not overlap a or b. */
+/* Computes c = a b, or c += a b. a has rows x inner elements, b has inner x columns, c has rows x
+ * columns. The rows of c are c_stride elements apart, and c must not overlap a or b. */
 void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size_t rows, size_t inner,
               size_t columns, product_mode_t mode);
 
-/* Replaces each row by softmax(scale * row). causal: position r attends only to columns up to r;
+/* Replaces each row by softmax(scale * row). With `causal`, row r uses only columns up to r, and
  * the other columns become zero. */
 void softmax(float *x, size_t rows, size_t columns, float scale, int causal);
 
@@ -45,13 +45,13 @@ void softmax(float *x, size_t rows, size_t columns, float scale, int causal);
  * respect to softmax's input. */
 void softmax_backward(float *dp, const float *p, size_t rows, size_t columns, float scale);
 
-/* y = GELU(x). The backward function multiplies dx by the slope at x. */
+/* Computes y = GELU(x). The backward function multiplies dx by the slope of GELU at x. */
 void gelu(float *restrict y, const float *restrict x, size_t count);
 void gelu_backward(float *restrict dx, const float *restrict x, size_t count);
 
-/* y = gain * x / rms(x) for each row. inverse_rms is 1 / rms of each row. The backward function
- * replaces d_gain, but adds to dx, because the residual stream bypasses every normalisation.
- * Source: Zhang and Sennrich, arXiv 1910.07467. */
+/* Computes y = gain * x / rms(x) for each row. inverse_rms gets 1 / rms of each row. The backward
+ * function overwrites d_gain, but adds to dx, because dx already has the gradient of the path that
+ * bypasses the normalisation. Source: Zhang and Sennrich, arXiv 1910.07467. */
 void normalise(float *y, float *inverse_rms, const float *x, const float *gain, size_t rows,
                size_t width);
 void normalise_backward(float *dx, float *d_gain, const float *dy, const float *x,
@@ -64,7 +64,8 @@ typedef struct tensor {
   float *value, *gradient;
   size_t count;
   int decays; /* true for weights, false for biases and gains */
-  int table;  /* true for a table of outputs: it gets ONEBIT_TABLE, if the optimizer has tables */
+  int table;  /* true for a table of outputs: its tensor gets ONEBIT_TABLE if the optimizer supports
+               * tables */
 } tensor_t;
 
 typedef struct model model_t;
@@ -76,27 +77,27 @@ struct model {
   size_t classes;    /* classes of one prediction */
   float *predicted;  /* probabilities of the latest forward pass: [sample][row][class] */
   uint32_t *target;  /* [sample][row]: the class to predict */
-  /* Predicts. */
+  /* Computes `predicted` from the input. */
   void (*forward)(model_t *model, size_t samples);
   /* Computes the gradient of model_loss, which replaces the previous gradient. Overwrites
-   * `predicted`: each backward pass needs its own forward pass. */
+   * `predicted`, so that each backward pass needs a forward pass before it. */
   void (*backward)(model_t *model, size_t samples);
-  /* If not NULL, the backward pass calls it when the gradient of a tensor is final, with the
-   * tensor's index in the list. The order is about the reverse of the list's. */
+  /* If not NULL, the backward pass calls this function when the gradient of a tensor is final, with
+   * the tensor's index in `tensors`. The calls are roughly in the reverse order of `tensors`. */
   void (*ready)(void *context, size_t tensor);
   void *ready_context;
   struct block *blocks; /* the memory of all arrays */
   int out_of_memory;
 };
 
-/* Creates a model whose struct has `size` bytes, for at most `samples` samples. `like` gives its
- * numbers and functions; the functions below fill in the rest. Returns NULL when out of memory. */
+/* Creates a model whose struct has `size` bytes, for at most `samples` samples. Sizes and functions
+ * are copied from `like`; the functions below fill in the rest. Returns NULL when out of memory. */
 void *model_create(size_t size, const model_t *like, size_t samples);
 /* Creates an array of zeros that the model owns; each element has `size` bytes. Returns NULL when
  * out of memory. */
 void *model_array(model_t *model, size_t count, size_t size);
 float *model_floats(model_t *model, size_t count);
-/* Creates a tensor at index `place` of the list. */
+/* Creates a tensor at index `place` of model->tensors. */
 tensor_t *model_tensor(model_t *model, size_t place, size_t count, int decays);
 /* Returns the model if all of its memory was allocated; otherwise destroys it and returns NULL. */
 void *model_complete(model_t *model);
@@ -112,10 +113,10 @@ size_t model_correct(const model_t *model, size_t samples);
 /* Replaces the probabilities by the gradient of the loss with respect to softmax's input. */
 float *model_loss_backward(model_t *model, size_t samples);
 
-/* Calls `ready`: the gradient of a tensor is final in this backward pass. */
+/* Calls model->ready, because the gradient of a tensor is final in this backward pass. */
 void model_report_ready(const model_t *model, const tensor_t *tensor);
 
-/* y = x w, or y += x w. The backward function computes dw = x' dy and dx = dy w'. */
+/* Computes y = x w, or y += x w. The backward function computes dw = x' dy and dx = dy w'. */
 void linear(float *y, const float *x, const tensor_t *w, size_t rows, size_t in, size_t out,
             product_mode_t mode);
 void linear_backward(float *dx, const float *dy, const float *x, const tensor_t *w, size_t rows,
@@ -125,7 +126,8 @@ void linear_backward(float *dx, const float *dy, const float *x, const tensor_t 
  * --- transformer.c: a decoder-only transformer over a small vocabulary, trained on one core. It
  * has token and position embeddings, blocks, and a separate output matrix. A block has causal
  * multi-head attention and a GELU network of four times the width, each after an RMS normalisation.
- * It has no biases. */
+ * The model has no biases.
+ */
 
 /* All members are at least 1. `width` is a multiple of `heads`. */
 typedef struct transformer_shape {
@@ -142,13 +144,13 @@ struct transformer_layer;
 typedef struct transformer {
   model_t model; /* has 4 + 6 * layers tensors */
   transformer_shape_t shape;
-  unsigned char *tokens; /* to be filled in: [sequence][context + 1], each below the vocabulary; the
-                            last of each sequence is only ever a target */
+  unsigned char *tokens; /* filled in by the caller: [sequence][context + 1], each less than
+                          * `vocabulary`; the last token of a sequence is only a target */
 
-  struct transformer_layer *layers; /* the rest is the model's own */
+  struct transformer_layer *layers; /* not used by the caller, like the next ones */
   const tensor_t *final_gain, *head;
   float *stream;               /* the output of the last block */
-  float *normed, *inverse_rms; /* of the normalisation before `head` */
+  float *normed, *inverse_rms; /* results of the normalisation before `head` */
   float *d_stream, *d_normed, *d_wide, *d_scores;
 } transformer_t;
 
@@ -171,8 +173,8 @@ void transformer_initialise_unit(transformer_t *model, uint64_t seed);
 
 /* All members are at least 1, rows and columns at least 10. */
 typedef struct network_shape {
-  size_t rows, columns; /* of an image */
-  size_t channels;      /* of the first convolution; the second has twice as many */
+  size_t rows, columns; /* the size of an image in pixels */
+  size_t channels;      /* channels after the first convolution; the second has twice as many */
   size_t hidden;        /* units of the dense layer in the middle */
   size_t classes;       /* at most 256 */
   size_t images;        /* the largest number of images in one forward pass */
@@ -184,11 +186,11 @@ enum { NETWORK_LAYERS = 4, NETWORK_TENSORS = 2 * NETWORK_LAYERS };
 struct convolution;
 
 typedef struct network {
-  model_t model; /* the caller fills in its targets, the images' labels */
+  model_t model; /* the caller fills in its targets: the images' labels */
   network_shape_t shape;
-  float *pixels; /* to be filled in: [image][row][column] */
+  float *pixels; /* filled in by the caller: [image][row][column] */
 
-  struct convolution *convolutions; /* the rest is the network's own */
+  struct convolution *convolutions; /* not used by the caller, like the next ones */
   float *hidden, *d_hidden;         /* [image][hidden], after the ReLU */
 } network_t;
 
@@ -200,30 +202,31 @@ void network_initialise(network_t *network, uint64_t seed);
 
 /*
  * --- log_bilinear.c: a log-bilinear model of the next word (Mnih and Hinton, "Three new graphical
- * models for statistical language modelling", ICML 2007): It multiplies the rows of a table for the
- * words before by a matrix. The product is the row that the next word should have in a second
- * table. Nearly all parameters are in the two tables. In the first table, a step's gradient changes
- * only the few rows whose words were drawn.
+ * models for statistical language modelling", ICML 2007): It multiplies the table rows of the
+ * preceding words by a matrix. The product predicts the next word's row in a second table. Nearly
+ * all parameters are in the two tables. In the first table, a step's gradient is nonzero only in
+ * the few rows whose words are in the batch.
  */
 
 /* All members are at least 1. */
 typedef struct log_bilinear_shape {
   size_t vocabulary; /* rows of a table */
   size_t width;      /* columns */
-  size_t context;    /* words before the one that is predicted */
+  size_t context;    /* the number of words before the predicted one */
   size_t samples;    /* the largest number of predictions in one forward pass */
 } log_bilinear_shape_t;
 
-/* The tensors: rows of the words before, the matrix, rows of the next word, and its bias. */
+/* The tensors: the table of preceding words, the matrix, the table of next words, and the next
+ * words' biases. */
 enum { CONTEXT_TABLE, MIXING, WORD_TABLE, WORD_BIAS, LOG_BILINEAR_TENSORS };
 
 typedef struct log_bilinear {
   model_t model;
   log_bilinear_shape_t shape;
-  uint32_t *words; /* to be filled in: [sample][context + 1], each below the vocabulary; the last is
-                      the target */
+  uint32_t *words; /* filled in by the caller: [sample][context + 1], each less than `vocabulary`;
+                    * the last word is the target */
 
-  float *before, *d_before; /* the rest is the model's own: [sample][context][width] */
+  float *before, *d_before; /* not used by the caller: [sample][context][width] */
   float *mixed, *d_mixed;   /* [sample][width] */
 } log_bilinear_t;
 

@@ -1,7 +1,7 @@
 /*
- * The network of model.h. Channels are the last dimension of all arrays, so that every inner loop
- * runs over them. A convolution is a product of unfolded patches and weights, computed by the
- * matrix product of model.c.
+ * Implements the convolutional network of model.h. Channels are the last dimension of all arrays,
+ * so that every inner loop runs over them. A convolution is a product of unfolded patches and
+ * weights, computed by the matrix product of model.c.
  */
 #include "examples/model.h"
 
@@ -15,13 +15,13 @@ enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 /* Indices of the weights among the tensors. Each is followed by the index of its bias. */
 enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
-/* A convolution: sums over the patches, the maximum of each 2 x 2 sums, and a ReLU. */
+/* A convolution layer: a weighted sum of each patch, the maximum of each 2 x 2 sums, and a ReLU. */
 struct convolution {
-  size_t rows, columns, channels; /* of the inputs */
+  size_t rows, columns, channels; /* the layer's input */
   size_t filters;
-  size_t sum_rows, sum_columns; /* after the convolution */
-  size_t out_rows, out_columns; /* half of these numbers, rounded down */
-  size_t tensor;                /* index of its weights, [tap][channel][filter] */
+  size_t sum_rows, sum_columns; /* the size after the convolution */
+  size_t out_rows, out_columns; /* the size after pooling: half of it, rounded down */
+  size_t tensor;                /* the index of the weights' tensor, [tap][channel][filter] */
   float *patches, *d_patches;   /* of one image: [row][column][tap][channel] */
   float *sums;                  /* [image][row][column][filter], without the bias */
   float *d_sums;                /* of one image */
@@ -51,8 +51,8 @@ static void network_report_ready(const network_t *network, size_t weights) {
 
 /* --- Patches -----------------------------------------------------------------------------------*/
 
-/* Unfolds patches. A row of a patch has three columns of `channels` elements, next to each
- * other. */
+/* Copies the patches of an image to c->patches. A row of a patch is three columns of `channels`
+ * elements, which are contiguous in the image. */
 static void unfold_patches(const struct convolution *c, const float *in) {
   const size_t run = KERNEL * c->channels;
   float *patch = c->patches;
@@ -62,7 +62,7 @@ static void unfold_patches(const struct convolution *c, const float *in) {
         memcpy(patch, in + ((y + k) * c->columns + x) * c->channels, run * sizeof(float));
 }
 
-/* Adds up the gradients of patches that overlap. */
+/* Computes d_in from the gradients of the patches, which overlap. */
 VECTORISED static void fold_gradients(const struct convolution *c, float *restrict d_in) {
   const size_t run = KERNEL * c->channels;
   const float *restrict patch = c->d_patches;
@@ -81,7 +81,7 @@ VECTORISED static void fold_gradients(const struct convolution *c, float *restri
 
 static inline float network_larger(float a, float b) { return a > b ? a : b; }
 
-/* Returns max(x, 0); not-a-number stays not-a-number. */
+/* Returns max(x, 0). A NaN stays a NaN. */
 static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
 static inline float rectify_backward(float d, float y) { return y <= 0.0f ? 0.0f : d; }
 
@@ -99,7 +99,8 @@ VECTORISED static void pool_sums(const struct convolution *c, const float *restr
     }
 }
 
-/* Adds a gradient to the first maximum of the four, if the ReLU lets it pass. */
+/* Adds each output's gradient to the gradient of the first maximum among its four sums, if the
+ * ReLU's output is positive. */
 VECTORISED static void pool_backward(const struct convolution *c, const float *restrict sums,
                                      const float *restrict out, const float *restrict d_out,
                                      float *restrict d_sums, float *restrict d_bias) {
@@ -139,7 +140,8 @@ static void convolve(const network_t *network, const struct convolution *c, cons
   }
 }
 
-/* Computes the gradients from d_out, and also d_in, unless it is NULL. */
+/* Computes the gradients of weights and bias from d_out, and the gradient d_in, unless d_in is
+ * NULL. */
 static void convolve_backward(const network_t *network, const struct convolution *c,
                               const float *in, float *d_in, size_t images) {
   const size_t positions = sum_positions(c), patch = patch_size(c);

@@ -1,6 +1,6 @@
 /*
- * The numbers of the trainings: random numbers that are the same on every machine, floats of 16
- * bits, and loops over them that compilers vectorise.
+ * Numbers for the example trainings: random numbers that are the same on every machine, 16-bit
+ * floats, and a macro for loops that compilers vectorise.
  */
 #ifndef EXAMPLES_NUMBERS_H
 #define EXAMPLES_NUMBERS_H
@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The state of a random generator is one 64-bit number, which may have any value. SplitMix64
- * (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). */
+/* Random numbers by SplitMix64. The state of a generator is one 64-bit number, which may have any
+ * value. (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). */
 
 /* Returns the next 64 random bits. */
 static inline uint64_t random_bits(uint64_t *state) {
@@ -19,7 +19,7 @@ static inline uint64_t random_bits(uint64_t *state) {
   return z ^ (z >> 31);
 }
 
-/* Returns a uniform number in [0, 1), with 24 bits, as many as a float holds. */
+/* Returns a uniform number in [0, 1) with 24 random bits, as many as a float's mantissa holds. */
 static inline float random_uniform(uint64_t *state) {
   return (float)(random_bits(state) >> 40) * 0x1p-24f;
 }
@@ -33,8 +33,8 @@ static inline uint64_t random_stream(uint64_t seed, uint64_t rank, uint64_t step
   return random_bits(&state);
 }
 
-/* Rounds float32 to 16 bits, to nearest, ties to even. A number that is too large becomes infinity.
- * NaN stays NaN. */
+/* Conversion of float32 to 16 bits, rounded to nearest, ties to even. A number that is too large
+ * becomes infinity. A NaN stays a NaN. */
 
 static inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -48,7 +48,7 @@ static inline float float_of(uint32_t bits) {
   return x;
 }
 
-/* Rounds to the upper half of a float32. */
+/* Rounds to bfloat16, which is the upper half of a float32. */
 static inline uint16_t to_bfloat16(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -57,8 +57,9 @@ static inline uint16_t to_bfloat16(float x) {
 
 static inline float from_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-/* Converts to IEEE binary16, with 5 bits of exponent and 10 of fraction. Below 2^-14 its values are
- * 2^-24 apart, like float32 values from 0.5 to 1, so adding 0.5 rounds to them. */
+/* Rounds to float16 (IEEE binary16), with 5 exponent bits and 10 fraction bits. Below 2^-14,
+ * float16 values are 2^-24 apart, like float32 values from 0.5 to 1, so adding 0.5 rounds to
+ * them. */
 static inline uint16_t to_float16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000u, size = bits_of(x) & 0x7fffffffu;
   const uint32_t small = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
@@ -76,10 +77,10 @@ static inline float from_float16(uint16_t half) {
   return float_of(sign | bits);
 }
 
-/* A function marked VECTORISED is compiled for several instruction sets. When the program starts,
- * it selects the best one that the machine has: so one portable program reaches full speed. With
- * sanitizers this is off, since they are not ready that early; with clang 14 too, which hides such
- * functions from other files. The results are equal to the bit. */
+/* A function marked VECTORISED is compiled for several instruction sets. At its start the program
+ * selects the best one that the machine has, so that one portable program reaches full speed. All
+ * versions have the same results, to the bit. The macro has no effect with sanitizers, which are
+ * not ready that early, and with clang, since clang 14 hides such functions from other files. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))

@@ -36,7 +36,8 @@ int main(int argc, char **argv) {
   onebit_status_t status = onebit_comm_create_nccl(nccl, &comm);
   if (status == ONEBIT_OK)
     status = onebit_plan_create(comm, COUNT, &options, &plan);
-  if (status == ONEBIT_OK) /* in place, after the work on the stream; the host does not wait */
+  if (status == ONEBIT_OK) /* in place; runs after earlier work on the stream, and the host does not
+                            * wait */
     status = onebit_allreduce_stream(memory, memory, plan, stream);
   if (status == ONEBIT_OK)
     status = onebit_plan_synchronize(plan);

@@ -1,12 +1,12 @@
 /*
- * Training that continues after the loss of a rank. If MPI supports it (user-level failure
- * mitigation), the other ranks continue without a file. Otherwise the job starts again from a
+ * A training that continues after the loss of a rank. If MPI supports user-level failure mitigation
+ * (ULFM), the other ranks continue without a file. Otherwise the job is started again and loads a
  * checkpoint:
  *
  *   mpirun --with-ft ulfm -n 8 build/examples/survive
  *   until mpirun -n 8 build/examples/survive --checkpoint run; do sleep 1; done
  *
- * --kill RANK STEP kills that rank at that step, like a host that loses power.
+ * --kill RANK STEP kills that rank at that step, to simulate a host that loses power.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <onebit/checkpoint.h>
@@ -28,7 +28,7 @@ typedef struct job {
   int kill_rank, kill_step;
 } job_t;
 
-static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
+static float feature(int point, int i) { /* returns a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
@@ -78,7 +78,8 @@ static onebit_status_t make_step(job_t *job, int step) {
   int rank = onebit_comm_rank(job->comm);
   if (job->kill_rank == rank && job->kill_step == step)
     raise(SIGKILL);
-  double loss = compute_gradient(rank, onebit_comm_size(job->comm)); /* this rank's loss */
+  double loss = compute_gradient(rank, onebit_comm_size(job->comm)); /* the loss on this rank's
+                                                                      * points */
   onebit_status_t status =
       onebit_optimizer_step(job->optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
   if (rank == 0 && (step + 1) % SAVE_EVERY == 0)
@@ -129,7 +130,8 @@ int main(int argc, char **argv) {
   read_arguments(&job, argc, argv);
   MPI_Init(&argc, &argv);
   setvbuf(stdout, NULL, _IOLBF, 0);
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* else a lost rank ends the job */
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* the default handler would end the
+                                                               * job when a rank is lost */
   onebit_tensor_t tensor = {.parameter = weights, .gradient = gradient, .count = FEATURES};
   onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &job.comm);
   if (status == ONEBIT_OK)
@@ -138,7 +140,7 @@ int main(int argc, char **argv) {
     status = load_checkpoint(&job);
   if (status == ONEBIT_OK)
     status = train(&job);
-  if (status != ONEBIT_OK) { /* the launcher starts the job again, from the checkpoint */
+  if (status != ONEBIT_OK) { /* the shell's loop starts the job again, from the checkpoint */
     fprintf(stderr, "%s: %s\n", onebit_status_string(status), onebit_last_error());
     MPI_Abort(MPI_COMM_WORLD, 1);
   }

@@ -1,5 +1,5 @@
 /*
- * The text of text.h: finds the files, reads them, and numbers the bytes or words that occur.
+ * Implements text.h: finds the files, reads them, and numbers the bytes or words that occur.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "examples/text.h"
@@ -69,7 +69,7 @@ static int text_read_file(reader_t *reader, const char *path, const struct stat 
   return result;
 }
 
-/* Compares names. alphasort would not do: its order depends on the locale. */
+/* Compares file names by their bytes. The order of alphasort depends on the locale. */
 static int text_by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -169,12 +169,12 @@ void text_held_out_window(const text_t *text, size_t context, size_t index, unsi
   memcpy(tokens, text->tokens + text->training + index * context, context + 1);
 }
 
-/* --- Words: a hash table counts them; they are numbered by falling count -----------------------*/
+/* --- Words: a hash table counts them; they are numbered by decreasing count --------------------*/
 
 /* An entry for each different word: its first position, and its count in the training part. */
 typedef struct entry {
   size_t start, length, count;
-  size_t number; /* its number in the order of first occurrence */
+  size_t number; /* its index in the order of first occurrence */
 } entry_t;
 
 typedef struct index {
@@ -182,7 +182,7 @@ typedef struct index {
   entry_t *entries;
   size_t count;
   size_t *slots; /* indices of entries, plus 1; 0: free */
-  size_t mask;   /* the number of slots, less 1 */
+  size_t mask;   /* the number of slots minus 1 */
 } index_t;
 
 static int is_letter(const text_t *text, size_t at) {
@@ -211,7 +211,8 @@ static size_t count_words(const text_t *text) {
   return count;
 }
 
-/* Returns the slot of a word in the index. A new word is to be added at this slot. */
+/* Returns the slot of a word in the index. If the word is new, this is the slot where the caller
+ * must add it. */
 static size_t words_find(index_t *index, size_t start, size_t length) {
   const unsigned char *word = index->text->tokens + start;
   uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
@@ -236,7 +237,7 @@ static int by_count(const void *a, const void *b) {
   return x->number < y->number ? -1 : 1;
 }
 
-/* Replaces numbers in the order of first occurrence by numbers of the vocabulary. */
+/* Replaces each word's number in the order of first occurrence by its number in the vocabulary. */
 static void number_words(words_t *words, index_t *index, size_t most, uint32_t *numbers) {
   for (size_t i = 0; i < words->training; i++)
     index->entries[words->word[i]].count++;

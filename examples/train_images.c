@@ -5,8 +5,8 @@
  *   mpirun -n 4 train_images --compare
  *   mpirun -n 4 train_images --images t10k-images-idx3-ubyte --labels t10k-labels-idx1-ubyte
  *
- * Without files it draws digits. The images are shuffled, always in the same way, and a fifth of
- * them is held out. Each rank computes the gradient of its part of each batch.
+ * Without files it trains on drawn digits. The images are shuffled, always in the same way, and a
+ * fifth of them is held out. Each rank computes the gradient of its part of each batch.
  * onebit_optimizer_step exchanges the gradients and updates the parameters. The same seed gives the
  * same run.
  */
@@ -37,16 +37,16 @@ static const struct tool_option rows[] = {
     {.kind = TOOL_ROWS, .rows = train_rows}};
 /* clang-format on */
 
-/* The default of epsilon. Weights of a unit that is rarely active have almost no variance, and
- * frozen steps must not divide by it. So epsilon is large compared with that variance, and small
- * compared with the variance of all other weights (about 1e-2). */
+/* Default options. Weights of a unit that is rarely active have almost no variance, and steps with
+ * a frozen variance must not divide by it. Therefore epsilon is large compared with that variance,
+ * and small compared with the variance of all other weights (about 1e-2). */
 static const train_options_t defaults = {
     TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32,    .weight_decay = 0.01f, .epsilon = 1e-4f,
     .drawn = 10000,         .side = 28,   .channels = 16, .hidden = 64,
 };
 
-/* The learning rates with which the dense forms reach the lowest loss, a factor of two apart, on
- * MNIST's 10,000 test digits (docs/measured/trainings.md). No comparison uses these digits. */
+/* The best learning rates of the uncompressed optimizers, from a search in steps of a factor of two
+ * on MNIST's 10,000 test digits (docs/measured/trainings.md). No comparison uses these digits. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 5e-3f, [LAMB] = 5e-3f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
 
@@ -126,8 +126,8 @@ static model_t *image_task_create(train_task_t *task) {
   return model_complete(&network->model);
 }
 
-/* Copies an image into a place of the batch. For MNIST the pixels get about mean 0 and deviation
- * 1. */
+/* Copies an image to position `place` of the batch. With MNIST the pixels get a mean of about 0 and
+ * a standard deviation of about 1. */
 static void image_task_fill_place(const train_task_t *task, size_t place, size_t image) {
   const network_t *network = (const network_t *)(const void *)task->model;
   const images_t *images = task->data;
@@ -140,7 +140,7 @@ static void image_task_fill_place(const train_task_t *task, size_t place, size_t
 }
 
 /* Returns the image of a sample. All ranks use the images in the same order, which is new in each
- * epoch. Each rank takes its batch of the next size * batch images. */
+ * epoch, and each rank takes its own part of the next size * batch images. */
 static size_t find_image(train_task_t *task, size_t sample) {
   const size_t training = ((const images_t *)task->data)->training;
   const size_t epoch = sample / training + 1;

@@ -1,4 +1,4 @@
-/* The optimizers of train_optimizer.h, and the arrays that they use. */
+/* Implements the optimizers of train_optimizer.h, and the arrays that they use. */
 #include "examples/train_optimizer.h"
 
 #include <stdlib.h>
@@ -89,7 +89,8 @@ static void train_arrays_destroy(train_arrays_t *arrays) {
   destroy_each(arrays->task, arrays->sum);
 }
 
-/* Returns the parameters of a tensor in the form that the optimizer gets. */
+/* Returns the parameters of a tensor that the optimizer updates: 16-bit values, or the model's
+ * own. */
 static void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor) {
   return arrays->parameter ? (void *)arrays->parameter[tensor]
                            : (void *)arrays->task->model->tensors[tensor].value;
@@ -101,16 +102,15 @@ static const void *train_arrays_gradient(const train_arrays_t *arrays, size_t te
   return arrays->sum ? arrays->sum[tensor] : arrays->task->model->tensors[tensor].gradient;
 }
 
-/* Copies the parameters to the model after a step. */
+/* Converts 16-bit parameters to the model's float32 values after a step. */
 static void train_arrays_refresh(const train_arrays_t *arrays) {
   for (size_t t = 0; arrays->parameter && t < arrays->task->model->ntensors; t++)
     train_widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value,
                 arrays->parameter[t], arrays->task->model->tensors[t].count);
 }
 
-/* Adds the model's gradient of a tensor in a micro-batch (0 is the first). After the last
- * micro-batch the gradient is complete: the function multiplies it by the loss scale, and rounds
- * it. */
+/* Adds up a tensor's gradients over the micro-batches, numbered from 0. After the last micro-batch,
+ * multiplies the sum by the loss scale and rounds it. */
 static void train_arrays_take(const train_arrays_t *arrays, size_t tensor, size_t micro_batch,
                               float loss_scale) {
   const tensor_t *from = &arrays->task->model->tensors[tensor];
@@ -212,7 +212,7 @@ static onebit_status_t train_create_zero_one_adam(train_optimizer_t *optimizer,
                                      &adam, &optimizer->onebit);
 }
 
-/* Creates momentum SGD. Its dense form is a warm-up that never ends. */
+/* Creates momentum SGD. The uncompressed form is a warm-up that never ends. */
 static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                              const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
@@ -224,7 +224,7 @@ static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                 &momentum, &optimizer->onebit);
 }
 
-/* Creates Lion. Its dense form leaves all tensors uncompressed. */
+/* Creates Lion. In the uncompressed form all tensors are uncompressed. */
 static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
                                          const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
@@ -238,8 +238,8 @@ static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
                             &optimizer->onebit);
 }
 
-/* Creates an optimizer. The dense form of 0/1 Adam and Efficient-Adam is Adam, with trust ratios
- * LAMB. */
+/* Creates an optimizer. The uncompressed form of 0/1 Adam and Efficient-Adam is Adam, and with
+ * trust ratios LAMB. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
@@ -365,7 +365,8 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
   return outer != ONEBIT_OK ? outer : status;
 }
 
-/* Counts the exchanges of --outer. A round consists of one exchange of each fragment. */
+/* Reports the rounds of --outer in the optimizer's info. A round consists of one exchange of each
+ * fragment. */
 static void count_rounds(onebit_optimizer_info_t *info, const onebit_outer_info_t *outer) {
   const uint64_t rounds = outer->exchanges / outer->fragments;
   const int dense = outer->bits == ONEBIT_OUTER_DENSE;

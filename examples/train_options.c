@@ -1,4 +1,4 @@
-/* The options of train_options.h, in a table. */
+/* Implements train_options.h, with a table of the options. */
 #include "examples/train_options.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ static const char *const outer_rule_names[] = {"mean", "momentum", "nesterov", N
 static const char *const outer_bits_names[] = {"auto", "1", "2", "4", "8", "32", "sparse", NULL};
 static const char *const parameters_names[] = {"float32", "bfloat16", "float16", NULL};
 
-/* Reads a number up to `high`, or a word that stands for a special number. */
+/* Reads a number from `low` to `high`, or `word`, which stands for the number `special`. */
 static const char *read_special(size_t *field, const char *value, double low, double high,
                                 const char *word, size_t special, const char *expected) {
   const char *end = tool_read_integer(value, false, field);
@@ -111,8 +111,8 @@ const struct tool_option train_rows[] = {
      "lamb): until the variance is steady; default a fifth of the steps, for\n"
      "momentum (also with 0) 40 steps of 8 bits", .read = read_freeze_step},
     {"local-step-scaler", 0, TOOL_COUNT, AT(local_scaler), "N",
-     "0/1 Adam: steps after which the ranks synchronise half as often; default a\n"
-     "tenth of the steps", .low = 1, .high = 1e9},
+     "0/1 Adam: each time after so many steps, the ranks synchronise half as often;\n"
+     "default: a tenth of the steps", .low = 1, .high = 1e9},
     {"exchange", 0, TOOL_CHOICE, AT(exchange), "momentum|step",
      "of --optimizer adam only: what one bit an element stands for; default\n"
      "momentum", .names = exchange_names},
@@ -294,8 +294,8 @@ size_t train_last_step(const train_options_t *options) {
   return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
-/* Computes the learning rate from straight lines, without a cosine: all ranks must get the same
- * bits, which two different C libraries might not give. */
+/* Computes the learning rate from straight lines, without a cosine. All ranks must get the same
+ * bits, and two C libraries may compute cosines with different bits. */
 float train_learning_rate(const train_options_t *options, size_t step) {
   const float peak = options->learning_rate;
   const size_t rise = options->rise;

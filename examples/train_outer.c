@@ -55,8 +55,9 @@ void train_outer_destroy(train_outer_t *outer) {
   onebit_comm_destroy(outer->alone);
 }
 
-/* Makes the parameters equal on all ranks. After an exchange of all elements they are equal, unless
- * some sites did not take part. If they may differ, this function makes one more exchange. */
+/* Makes the parameters equal on all ranks at the end of the training. They are already equal if the
+ * last step has exchanged all elements, and no site can have been left out. Otherwise this function
+ * makes one more exchange. */
 static onebit_status_t train_outer_end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;

@@ -1,14 +1,14 @@
 /*
- * A data-parallel training in the form that many programs have: a network of two layers, gradients
- * that MPI_Allreduce sums, and its own optimizer. It contains no call of onebit, but `onebit run`
+ * A data-parallel training as many programs make it: a network of two layers, gradients that
+ * MPI_Allreduce sums, and its own optimizer. It contains no call of onebit, but `onebit run`
  * compresses its sums:
  *
  *   mpicc -O3 train_plain.c -o train_plain -lm
  *   mpirun -n 4 ./train_plain
  *   onebit run --gradients -- mpirun -n 4 ./train_plain
  *
- * The data are random. The class of a point is the index of the largest of ten linear functions of
- * it, and some points have a wrong label.
+ * The data are random points. Each point's label is the index of the largest of ten linear
+ * functions of the point, but some points have a wrong label.
  */
 #include <getopt.h>
 #include <math.h>
@@ -33,9 +33,9 @@ struct network {
 
 /* ---- Data ---- */
 
-static uint64_t seed; /* the data and the initial weights depend on it */
+static uint64_t seed; /* determines the data and the initial weights */
 
-static float draw_normal(uint64_t *state) { /* returns the sum of four uniform numbers */
+static float draw_normal(uint64_t *state) { /* approximated by the sum of four uniform numbers */
   float sum = 0;
   for (int i = 0; i < 4; i++) {
     *state = *state * 6364136223846793005U + 1442695040888963407U;
@@ -52,7 +52,7 @@ static int draw_point(uint64_t *state, float input[INPUTS]) {
   for (int i = 0; i < INPUTS; i++)
     input[i] = draw_normal(state);
   for (int k = 0; k < CLASSES; k++) {
-    float value = 2 * draw_normal(state); /* noise: it sometimes makes the label wrong */
+    float value = 2 * draw_normal(state); /* this noise makes some labels wrong */
     for (int i = 0; i < INPUTS; i++)
       value += teacher[k][i] * input[i];
     if (value > largest)
@@ -89,7 +89,7 @@ static struct network make_network(long parameters) {
   return net;
 }
 
-/* Computes the activations, and the probabilities of the classes. */
+/* Computes the hidden layer's activations, and the probabilities of the classes. */
 static void forward(const struct network *net, const float *input, float *active, float *classes) {
   float most = -INFINITY, sum = 0;
   for (size_t h = 0; h < net->hidden; h++) {
@@ -114,7 +114,7 @@ static void forward(const struct network *net, const float *input, float *active
     classes[k] /= sum;
 }
 
-/* Adds the gradient of a point. */
+/* Adds the gradient of a point to net->gradient. */
 static void backward(struct network *net, const float *input, const float *active,
                      const float *error) {
   for (int k = 0; k < CLASSES; k++) {
@@ -131,7 +131,7 @@ static void backward(struct network *net, const float *input, const float *activ
   }
 }
 
-/* Sets the gradient to that of a batch; returns the loss of the batch. */
+/* Computes the gradient of a batch; returns the loss of the batch. */
 static double compute_batch_gradient(struct network *net, float *active, uint64_t *state,
                                      long batch) {
   float input[INPUTS], classes[CLASSES];
@@ -147,7 +147,7 @@ static double compute_batch_gradient(struct network *net, float *active, uint64_
   return loss;
 }
 
-/* Returns the loss on held-out points, the same on every rank and for every run with one seed. */
+/* Returns the loss on held-out points, which depend only on the seed: all ranks have the same. */
 static double held_out_loss(const struct network *net, float *active) {
   float input[INPUTS], classes[CLASSES];
   uint64_t state = 99 + seed;

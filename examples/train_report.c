@@ -6,7 +6,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Returns the name of a stage. Only compressed trainings have two stages. */
+/* Returns the name of a stage. Only trainings with a compressed optimizer have two stages. */
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
   static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
   return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
@@ -29,8 +29,8 @@ static void print_json_number(FILE *file, const char *name, double number) {
 /* --- During a training
  * -------------------------------------------------------------------------- */
 
-/* Continues the log of a resumed training: reads the totals up to the resumed step, and removes
- * later lines, whose steps will be made again. */
+/* Continues the log of a resumed training: reads the totals up to the step of the checkpoint, and
+ * removes the lines of later steps, which will be made again. */
 static int continue_log(training_t *training) {
   char text[512];
   long end = 0;
@@ -99,8 +99,8 @@ static size_t report_all_steps(const training_t *training) {
   return training->tally[0].steps + training->tally[1].steps;
 }
 
-/* Returns an error if the loss is not finite, or if too many steps in a row were skipped. Steps are
- * skipped while a loss scale falls: thirty of them from 2^30 to 1. */
+/* Returns an error if the loss is not finite, or if too many steps in a row were skipped. While the
+ * loss scale is too large, every step is skipped and halves it: 30 steps from 2^30 to 1. */
 static int check_progress(const training_t *training, const tally_t *since) {
   char error[TRAIN_ERROR];
   snprintf(error, sizeof error,
@@ -124,7 +124,7 @@ static void log_steps(const training_t *training, size_t step, int validates) {
   fflush(training->log);
 }
 
-/* Reports the steps. The exchanges of the report are not timed. */
+/* Reports the steps since the last report. The times do not include the report's own exchanges. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
   const size_t every = training->options->validate_every, last = train_last_step(training->options);
   const int validates = step == last || (every > 0 && step % every == 0);
@@ -155,16 +155,16 @@ static void print_speed(const training_t *training) {
   }
 }
 
-/* True if steps of the warm-up send bits: Efficient-Adam always does, other methods by an
- * option. */
+/* True if the warm-up is compressed. Efficient-Adam always compresses its warm-up, and other
+ * methods do so if --warmup-bits is given. */
 static int warms_in_bits(const training_t *training) {
   const int method = training->options->method, compressed = training->form == COMPRESSED;
   return training->options->warmup_bits ||
          (compressed && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB));
 }
 
-/* Prints the bytes a step in the compressed stage and in the warm-up, and the norm of the residual
- * relative to the momentum to which it belongs. */
+/* Prints the bytes per step in the compressed stage and in the warm-up, and the norm of the
+ * residual relative to the momentum. */
 static void print_compression(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
@@ -263,8 +263,8 @@ void report_end(const training_t *training) {
 /* --- Comparison of two trainings
  * ---------------------------------------------------------------- */
 
-/* Returns the totals of the steps to compare. If there was a warm-up, these are the steps of the
- * compressed stage; without one, and for 0/1 Adam, all steps. */
+/* Returns the totals of the steps to compare. After a warm-up, these are the steps of the
+ * compressed stage. Without a warm-up, and for 0/1 Adam, these are all steps. */
 static tally_t report_steady_steps(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];

@@ -1,4 +1,4 @@
-/* Runs the trainings of train_run.h. */
+/* Implements train_run.h: runs trainings. */
 #define _POSIX_C_SOURCE 200809L
 #include "examples/train_run.h"
 
@@ -20,14 +20,14 @@ static void sleep_until(double end) {
     nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
 }
 
-/* Returns the seconds that a modelled link takes for the bytes of an exchange. */
+/* Returns the seconds that the simulated link needs for the bytes of an exchange. */
 static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
 /* --- The method of --method auto ---------------------------------------------------------------*/
 
-/* Makes an exchange, and sleeps for the additional time of a modelled link. */
+/* Makes an exchange, and sleeps for the additional time that the simulated link needs. */
 static onebit_status_t training_exchange_on_link(void *context, onebit_method_t method,
                                                  size_t elements, double *seconds) {
   const training_t *training = context;
@@ -50,7 +50,7 @@ static onebit_status_t training_exchange_on_link(void *context, onebit_method_t 
   return status;
 }
 
-/* Measures the seconds of the gradient of a step. */
+/* Measures the time in seconds that a step's gradient takes. */
 static double training_time_gradient(training_t *training) {
   const train_options_t *options = training->options;
   const double start = current_seconds();
@@ -108,8 +108,8 @@ static void training_destroy(training_t *training) {
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
-/* Loads the checkpoint. Only the optimizer's state is saved: the samples of a step depend on its
- * number alone. */
+/* Loads the checkpoint. It contains only the optimizer's state, since the samples of a step depend
+ * only on the step's number. */
 static int training_resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
@@ -134,7 +134,8 @@ static int is_saved(const train_options_t *options, size_t step) {
          (step == train_last_step(options) || (every > 0 && step % every == 0));
 }
 
-/* Creates the directory of checkpoints before the training, which could otherwise not be saved. */
+/* Creates the directory of checkpoints before the training starts, so that an error does not come
+ * only at the first save. */
 static int make_directory(const training_t *training) {
   const char *path = training->options->checkpoint;
   const int well = !path || mkdir(path, 0777) == 0 || errno == EEXIST;
@@ -195,8 +196,8 @@ static int is_reported(const train_options_t *options, size_t step) {
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 
-/* Returns the stage of the next step. The function asks the optimizer only if the stage may have
- * changed: the optimizer reads its whole state for the answer. */
+/* Returns the stage of the next step. Queries the optimizer's info only if the stage may have
+ * changed, because computing the info reads the optimizer's whole state. */
 static onebit_stage_t next_stage(const training_t *training, onebit_stage_t stage) {
   if (training->form != COMPRESSED || stage == ONEBIT_STAGE_COMPRESSED)
     return stage;
@@ -224,8 +225,8 @@ static int make_steps(training_t *training) {
   return 0;
 }
 
-/* Checks that all ranks have the same parameters. Between two synchronisations of 0/1 Adam each
- * rank has different ones. */
+/* Checks that all ranks have the same parameters, except between two synchronisations of 0/1 Adam,
+ * where parameters differ between ranks. */
 static int training_check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
@@ -264,7 +265,7 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
   return result;
 }
 
-/* Trains by the options; with --compare trains twice. */
+/* Trains as the options say; with --compare trains twice. */
 static int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
                      const void *data) {
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
@@ -296,7 +297,7 @@ static int training_load_and_run(const team_t *team, const train_options_t *opti
 typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
-  enum tool_asked asked; /* from the command line, which may differ between ranks */
+  enum tool_asked asked; /* the parser's result; the command line may differ between ranks */
   char error[TRAIN_ERROR];
 } command_t;
 

@@ -1,7 +1,7 @@
 /*
- * The ranks and tasks of train_task.h. Ranks are processes of an MPI job or threads of this
- * process, and exchange a few numbers besides the gradients. The file also has the common part of
- * all kinds of tasks.
+ * Implements train_task.h. Ranks are processes of an MPI job or threads of this process, and
+ * exchange a few numbers besides the gradients. The file also has the functions that all kinds of
+ * tasks share.
  */
 #include "examples/train_task.h"
 
@@ -182,7 +182,8 @@ double train_task_gradient(train_task_t *task, size_t micro_batch) {
   return loss;
 }
 
-/* Sums the loss and the right answers on this rank's held-out samples: one in `size` samples. */
+/* Sums the loss and the correct predictions on this rank's held-out samples, one in `size` of
+ * all. */
 static void evaluate(const train_task_t *task, size_t samples, float numbers[NUMBERS]) {
   const train_kind_t *kind = task->kind;
   double loss = 0.0, correct = 0.0;

@@ -1,7 +1,7 @@
 /*
- * The ranks of a training, and its task, which is data and a model with a few functions.
- * train_text, train_images and train_words each have their own kind of task. Optimizers
- * (train_optimizer.h) and steps (train_run.h) use only this interface.
+ * The ranks of a training, and its task: data, a model, and a few functions. train_text,
+ * train_images and train_words each define a kind of task. Optimizers (train_optimizer.h) and steps
+ * (train_run.h) use only this interface.
  */
 #ifndef EXAMPLES_TRAIN_TASK_H
 #define EXAMPLES_TRAIN_TASK_H
@@ -44,15 +44,15 @@ void print_complaint(const team_t *team, const char *error);
 /* Returns 0, or -1 after printing the library's error message. */
 int check_library_call(const team_t *team, onebit_status_t status, const char *what);
 
-/* Prints the reason and ends the process. Used if ranks cannot agree on an error, because other
- * ranks may be waiting for this one. */
+/* Prints the reason and ends the process. It is used for errors on which the ranks cannot agree,
+ * because other ranks may be waiting for this one. */
 void end_process(const char *what, const char *why);
 
 /* Replaces each number by its mean over the ranks. Returns 0, or -1 after printing the reason. */
 int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *what);
 
-/* Returns 0 if `well` is true on every rank, and otherwise -1 on every rank. Rank 0 prints its
- * error message if it has failed; otherwise each failed rank prints its own. */
+/* Returns 0 if `well` is true on every rank, and otherwise -1 on every rank. If rank 0 has failed,
+ * only rank 0 prints its error message; otherwise each failed rank prints its own. */
 int agree_on_success(const team_t *team, int well, const char *error);
 
 /* Returns 1 if all ranks have the same bits, and 0 otherwise. */
@@ -68,9 +68,9 @@ typedef struct train_task {
   const train_options_t *options;
   const void *data; /* the data that the kind has loaded */
   model_t *model;
-  uint32_t
-      *order;   /* of train_images: its training images in this epoch's order, owned by the model */
-  size_t epoch; /* counted from 1; 0: there is no order yet */
+  uint32_t *order; /* for train_images: the training images in this epoch's order; the model owns
+                    * it */
+  size_t epoch;    /* counted from 1; 0: there is no order yet */
 } train_task_t;
 
 /* The quality of the model on the held-out data. */
@@ -82,7 +82,8 @@ typedef struct train_quality {
 struct train_kind {
   const char *name, *samples, *held_out_name; /* "text", "tokens", "bytes of held-out text" */
   const char *smaller,
-      *different; /* error messages: options that need less memory; ranks have different data */
+      *different; /* parts of error messages: options that need less memory; ranks have different
+                   * data */
   int classifies; /* the task has an accuracy */
   const struct tool *tool;
   const float *learning_rates; /* for each method; 0: Adam's learning rate */
@@ -96,8 +97,8 @@ struct train_kind {
   /* Creates the task's model, with initial values from the seed. Returns NULL when out of
    * memory. */
   model_t *(*create)(train_task_t *task);
-  /* Fill in the model's input. draw takes this rank's samples of a micro-batch, which is numbered
-   * over all steps. hold takes a held-out sample, and puts it at one place of the batch. */
+  /* Fill in the model's input. draw: this rank's samples of a micro-batch; micro-batches are
+   * numbered over all steps. hold: a held-out sample, at position `place` of the batch. */
   void (*draw)(train_task_t *task, size_t micro_batch);
   void (*hold)(const train_task_t *task, size_t place, size_t sample);
   size_t (*held_out)(const train_task_t *task); /* the number of held-out samples */
@@ -114,8 +115,8 @@ enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *o
  * ranks after printing the reason. */
 int train_task_create(train_task_t *task);
 
-/* Computes the gradient, which replaces that of the tensors. Returns the loss on this rank's own
- * samples of a micro-batch. */
+/* Computes the gradient on this rank's samples of a micro-batch, which replaces the tensors'
+ * previous gradients. Returns the loss on these samples. */
 double train_task_gradient(train_task_t *task, size_t micro_batch);
 
 /* Computes the quality on the held-out data. Collective: each rank evaluates a part of the data.

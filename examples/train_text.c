@@ -6,8 +6,8 @@
  *
  * Each rank draws its own sequences and computes its own gradients. onebit_optimizer_step exchanges
  * the gradients and updates the parameters, which stay equal on all ranks to the last bit. The
- * dense form is the same optimizer, but its variance is never frozen. The same seed gives the same
- * run.
+ * dense form is the same optimizer without compression: its variance is never frozen. The same seed
+ * gives the same run.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static const train_options_t defaults = {
     .width = 128,           .heads = 4,       .context = 64,
 };
 
-/* The learning rates with which the dense forms reach the lowest loss, a factor of two apart, on
- * Perl's library, with --width 64 and --layers 2 (docs/measured/trainings.md). No comparison uses
- * this text. */
+/* The best learning rates of the uncompressed optimizers, from a search in steps of a factor of two
+ * on Perl's library, with --width 64 and --layers 2 (docs/measured/trainings.md). No comparison
+ * uses this text. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
 

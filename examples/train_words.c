@@ -4,10 +4,10 @@
  *
  *   mpirun -n 4 train_words --data /usr/share/common-licenses --compare
  *
- * Nearly all parameters are in two tables with one row for each word, and most words are rare. So
- * many elements have a gradient of zero in most steps. Each rank draws its own places of the text.
- * onebit_optimizer_step exchanges the gradients and updates the parameters. The same seed gives the
- * same run.
+ * Nearly all parameters are in two tables with one row for each word, and most words are rare.
+ * Therefore many elements have a gradient of zero in most steps. Each rank draws its own positions
+ * in the text. onebit_optimizer_step exchanges the gradients and updates the parameters. The same
+ * seed gives the same run.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +42,8 @@ static const train_options_t defaults = {
     .vocabulary = 4096,     .width = 32,  .context = 4,
 };
 
-/* The learning rates with which the dense forms reach the lowest loss, a factor of two apart, on
- * Perl's library (docs/measured/trainings.md). No comparison uses this text. */
+/* The best learning rates of the uncompressed optimizers, from a search in steps of a factor of two
+ * on Perl's library (docs/measured/trainings.md). No comparison uses this text. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
 

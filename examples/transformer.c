@@ -1,7 +1,7 @@
 /*
- * The transformer of model.h. Arrays are row-major, with one row for each position of each
- * sequence. The arithmetic is in model.c. This file has attention, the blocks and the whole model,
- * each with its forward and backward pass.
+ * Implements the transformer of model.h. Arrays are row-major, with one row for each position of
+ * each sequence. The arithmetic is in model.c. This file has the attention, the blocks and the
+ * whole model, each with its forward and backward pass.
  */
 #include "examples/model.h"
 
@@ -99,8 +99,8 @@ static void block_forward(const transformer_t *model, struct transformer_layer *
   linear(output, layer->activated, layer->mlp_output, rows, 4 * width, width, ADD);
 }
 
-/* On entry model->d_stream holds the gradient with respect to the block's output, on return that
- * with respect to its input. */
+/* Replaces the gradient with respect to the block's output, in model->d_stream, by the gradient
+ * with respect to the block's input. */
 static void block_backward(const transformer_t *model, struct transformer_layer *layer,
                            size_t sequences) {
   const transformer_shape_t *shape = &model->shape;
@@ -133,7 +133,7 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
 /* Indices of tensors. The final gain and the head follow the tensors of the layers. */
 enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
-/* Embeds the tokens. The target of a row is the next token. */
+/* Embeds the tokens, and sets each row's target to the next token. */
 static void embed_tokens(const transformer_t *own, size_t sequences) {
   const size_t context = own->shape.context, width = own->shape.width;
   const tensor_t *tensors = own->model.tensors;
@@ -263,9 +263,9 @@ static void transformer_draw(const tensor_t *tensor, float deviation, uint64_t *
   tensor_draw(tensor, deviation * 1.7320508f, random);
 }
 
-/* Initial standard deviations. In each block the two matrices that write to the residual stream
- * start smaller than `matrix` and `mlp_output` say. So all 2 * layers of them together add as much
- * as one. */
+/* Initial standard deviations. In each block, the two matrices that write to the residual stream
+ * start smaller than `matrix` and `mlp_output` say, so that all 2 * layers of them together add as
+ * much variance as one. */
 typedef struct deviations {
   float embedding, matrix, mlp_output;
 } deviations_t;
@@ -293,8 +293,8 @@ void transformer_initialise(transformer_t *model, uint64_t seed) {
   initialise_with(model, seed, (deviations_t){0.02f, 0.02f, 0.02f});
 }
 
-/* Initialises with unit variances: rows of variance 1 times a matrix of variance 1 / rows have
- * variance 1. */
+/* Initialises so that activations have variance 1: inputs of variance 1, times a matrix of variance
+ * 1 / rows, have variance 1. */
 void transformer_initialise_unit(transformer_t *model, uint64_t seed) {
   const float unit = 1.0f / sqrtf((float)model->shape.width);
   initialise_with(model, seed, (deviations_t){1.0f, unit, unit / 2.0f});

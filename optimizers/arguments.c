@@ -14,8 +14,8 @@ static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *option
   double first = options->initial_loss_scale, min = options->min_loss_scale;
   if (first != 0 && !(first >= 1 && first >= min && first <= OB_MAX_LOSS_SCALE))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "initial_loss_scale is %g: it must be at least 1, at least min_loss_scale, %g, "
-                    "and at most 2^64",
+                    "initial_loss_scale is %g: it must be at least 1, at least min_loss_scale "
+                    "(%g), and at most 2^64",
                     first, min);
   return ONEBIT_OK;
 }
@@ -24,15 +24,15 @@ onebit_status_t ob_check_common(const onebit_optimizer_options_t *options) {
   OB_TRY(check_loss_scale(options));
   if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: the profile "
-                    "decides what is compressed together, leave it 0",
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: the profile decides "
+                    "which tensors share a bucket, so leave bucket_size 0",
                     options->bucket_size);
   return ONEBIT_OK;
 }
 
-/* Refuses a compressed warm-up that the method does not support: in profile deepspeed the warm-up
- * is dense, shards have plans of their own, and an optimizer whose variance is never frozen (0/1
- * Adam) has no warm-up. */
+/* Refuses a compressed warm-up where it is not supported: in profile deepspeed the warm-up is
+ * dense, optimizers with sharded state use plans of their own, and an optimizer whose variance is
+ * never frozen (0/1 Adam) has no warm-up. */
 static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   const struct ob_method *method = recipe->method;
   int bits = recipe->common.warmup_bits;
@@ -43,7 +43,7 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   if (recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the profile has a "
-                    "dense warm-up, leave it 0",
+                    "dense warm-up, so leave warmup_bits 0",
                     bits);
   if (method->exchange || recipe->moments.no_warmup || method->plans)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -53,14 +53,14 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
-/* Refuses a single copy of the residuals if a call's input changes before the call ends: shards
- * send arrays that are reused, and 1-bit LAMB's first compressed step starts from momentum stored
- * in the residuals. */
+/* Refuses a single copy of the residuals if a call's input changes before the call ends: optimizers
+ * with sharded state send arrays that they reuse, and 1-bit LAMB's first compressed step starts
+ * from momentum stored in the residuals. */
 static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
   const bool shards = recipe->method->plans, lamb = recipe->asked->lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not possible with %s",
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1, which is not possible with %s",
                   shards ? "shards" : "1-bit LAMB");
 }
 
@@ -73,12 +73,13 @@ static onebit_status_t arguments_check_bits(const struct ob_recipe *recipe, int 
   if (max_bits == 1)
     return ONEBIT_OK;
   if (shards || ratios)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "bits is %d, max_bits is %d: not possible with %s",
-                    bits, max_bits, shards ? "shards" : "trust_ratio");
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "bits is %d, max_bits is %d: more than one bit is not possible with %s", bits,
+                    max_bits, shards ? "shards" : "trust_ratio");
   if (recipe->common.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: more than one bit "
-                    "needs memory of the host; set both to 1 for a device",
+                    "needs host memory; set both to 1 for a device",
                     bits, max_bits);
   return ONEBIT_OK;
 }
@@ -93,8 +94,9 @@ onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int ma
 
 static onebit_status_t arguments_check_number(const char *name, size_t tensor, float value) {
   if (!(value >= 0) || isinf(value))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %g, not a finite number from 0 on",
-                    tensor, name, (double)value);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "tensors[%zu].%s is %g: it must be finite and at least 0", tensor, name,
+                    (double)value);
   return ONEBIT_OK;
 }
 
@@ -130,7 +132,7 @@ static onebit_status_t check_no_overlap(const onebit_optimizer_options_t *option
                                         const onebit_tensor_t *tensors, size_t count) {
   struct extent *extents = ob_allocate(2 * count, sizeof *extents);
   if (!extents)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to check %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for checking %zu tensors", count);
   for (size_t k = 0; k < count; k++) {
     extents[2 * k] =
         array_extent(tensors[k].parameter, tensors[k].count, options->parameter_dtype, k);
@@ -144,8 +146,9 @@ static onebit_status_t check_no_overlap(const onebit_optimizer_options_t *option
     if (extents[i].end == extents[i].first)
       continue;
     if (extents[i].first < end)
-      status = ob_error(ONEBIT_ERROR_ARGUMENT, "arrays of tensors[%zu] and tensors[%zu] overlap",
-                        extents[last].tensor, extents[i].tensor);
+      status =
+          ob_error(ONEBIT_ERROR_ARGUMENT, "the arrays of tensors[%zu] and tensors[%zu] overlap",
+                   extents[last].tensor, extents[i].tensor);
     end = extents[i].end;
     last = i;
   }
@@ -161,7 +164,8 @@ onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
   size_t total = 0;
   for (size_t k = 0; k < count; k++) {
     if (tensors[k].count > SIZE_MAX / 64 - total)
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].count is %zu: too large to address", k,
+      return ob_error(ONEBIT_ERROR_ARGUMENT,
+                      "tensors[%zu].count is %zu, which is too large to address", k,
                       tensors[k].count);
     total += tensors[k].count;
     if (tensors[k].count) {
@@ -174,8 +178,9 @@ onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
     OB_TRY(arguments_check_number("weight_decay", k, tensors[k].weight_decay));
     OB_TRY(arguments_check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
     if (tensors[k].uncompressed == ONEBIT_TABLE && !optimizer->method->divides)
-      return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                      "tensors[%zu].uncompressed is ONEBIT_TABLE: that is for Efficient-Adam", k);
+      return ob_error(
+          ONEBIT_ERROR_UNSUPPORTED,
+          "tensors[%zu].uncompressed is ONEBIT_TABLE, which only Efficient-Adam supports", k);
   }
   return check_no_overlap(options, tensors, count);
 }

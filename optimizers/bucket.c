@@ -1,4 +1,4 @@
-/* A bucket's arrays: their memory, and the passes over them that make up the methods. */
+/* Allocates a bucket's arrays, and runs the passes over them of which the methods consist. */
 #include <math.h>
 
 #include "base/error.h"
@@ -14,7 +14,7 @@ static void *bucket_allocate_from(onebit_optimizer_t optimizer, const struct ob_
 }
 
 static onebit_status_t bucket_memory_error(const struct ob_layout *layout) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the state of %zu parameters",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the state of %zu parameters",
                   layout->words * OB_LANES);
 }
 
@@ -25,7 +25,7 @@ static bool lacks_scratch(const struct onebit_optimizer *optimizer,
   return optimizer->options.residual_copies == 1 && !bucket->uncompressed;
 }
 
-/* Returns the slots that are arrays of the bucket's own, as OB_MASKs. */
+/* Returns the mask (OB_MASK) of the slots for which the bucket allocates arrays of its own. */
 static unsigned own_array_slots(const struct onebit_optimizer *optimizer,
                                 const struct ob_bucket *bucket) {
   return optimizer->method->arrays | (lacks_scratch(optimizer, bucket) ? OB_MASK(OB_SCRATCH) : 0);
@@ -83,7 +83,7 @@ onebit_status_t ob_buckets_fit_arrays(onebit_optimizer_t optimizer, bool warm) {
   return ONEBIT_OK;
 }
 
-/* Allocates the arrays that are as long as the layout, and the sums. */
+/* Allocates the arrays, with an element for each element of the layout, and the sums of passes. */
 static onebit_status_t bucket_allocate_arrays(onebit_optimizer_t optimizer,
                                               struct ob_bucket *bucket) {
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);
@@ -201,7 +201,8 @@ static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* The host converts for a device too, a part at a time, since this is rare. */
+/* Master values on a device are converted on the host, too, a part at a time, since this is
+ * rare. */
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {
   float *buffer = ob_allocate(OB_CHUNK, sizeof(float) + sizeof(uint16_t));
@@ -335,7 +336,7 @@ void ob_fill_moments_call(const struct onebit_optimizer *optimizer, const struct
                         (double)ob_plan_geometry(bucket->bits)->members, step);
 }
 
-/* --- In memory of the processor ----------------------------------------------------------------*/
+/* --- In host memory ----------------------------------------------------------------------------*/
 
 static onebit_status_t run_pass_on_host(struct onebit_optimizer *optimizer,
                                         struct ob_bucket *bucket, const struct ob_pass_sink *sink) {

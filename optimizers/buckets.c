@@ -22,9 +22,9 @@ bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_t
 }
 
 /* Assigns tensors to buckets. A bucket is filled from the last tensor down, since a backward pass
- * computes that gradient first, and is closed when it is large enough; tensors without elements
- * open no new bucket. All uncompressed tensors are in one separate bucket. Buckets are numbered
- * from the last tensor on; returns their number. */
+ * computes the last tensor's gradient first, and is closed when it is large enough; tensors without
+ * elements open no new bucket. All uncompressed tensors are in one separate bucket. Buckets are
+ * numbered from the last tensor on. Returns the number of buckets. */
 static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
                            size_t count) {
   size_t bucket_size = optimizer->options.bucket_size, bucket = 0, elements = 0, plain = 0;
@@ -50,12 +50,12 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
                                  size_t count) {
   optimizer->tensors = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->tensors);
   if (!optimizer->tensors)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer of %zu tensors", count);
   size_t filled = fill_buckets(optimizer, tensors, count);
   size_t buckets = compresses_separately(optimizer) ? count : filled;
   optimizer->buckets = ob_optimizer_allocate(optimizer, buckets, sizeof *optimizer->buckets);
   if (!optimizer->buckets)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer of %zu tensors", count);
   optimizer->tensor_count = count;
   optimizer->bucket_count = buckets;
   for (size_t t = 0; t < count; t++) {
@@ -77,7 +77,7 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
 
 struct fused {
   size_t total, pieces; /* elements without padding */
-  /* For each piece: the number of its elements, and of those that are not padding; its tensor
+  /* For each piece: the number of its elements, and how many of these are not padding; its tensor
    * (tensor_count: none), and its offset in the tensor. */
   size_t *counts, *real, *tensor, *offset;
   size_t *segment_pieces; /* as in struct ob_plan_shape */
@@ -120,7 +120,8 @@ static onebit_status_t fused_cut_tensors(const struct onebit_optimizer *optimize
   size_t ranks = (size_t)optimizer->comm->size, tensors = optimizer->tensor_count;
   *cut = (struct fused){0};
   if (!fused_allocate(cut, tensors, ranks))
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to cut %zu tensors", tensors);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for dividing %zu tensors into buckets",
+                    tensors);
   for (size_t t = 0; t < tensors; t++)
     if (is_in_bucket(optimizer, t, bucket))
       cut->total += optimizer->tensors[t].count;
@@ -151,7 +152,7 @@ static const void *gradient_address(const struct onebit_optimizer *optimizer, co
 }
 
 /* Sets the addresses of a piece that is not only padding. With sharded state a rank has only a part
- * of the master values, and passes use sink->masters. */
+ * of the master values, so passes use sink->masters. */
 static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                           const onebit_tensor_t *tensor, size_t offset) {
   size_t word = ob_plan_layout(bucket->bits)->piece[k].first_word;
@@ -192,7 +193,8 @@ static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket 
   bucket->tensor_of[k] = optimizer->tensor_count;
 }
 
-/* Returns the offset of a piece in its tensor: pieces of a tensor follow each other. */
+/* Returns the offset of a piece in its tensor, which follows from the pieces of the tensor before
+ * it. */
 static size_t piece_offset(const struct ob_bucket *bucket, size_t piece) {
   size_t offset = 0;
   for (size_t k = piece; k-- > 0 && bucket->tensor_of[k] == bucket->tensor_of[piece];)
@@ -251,7 +253,7 @@ static void set_warmup_shape(const struct onebit_optimizer *optimizer,
   dense->options.profile = ONEBIT_PROFILE_DEFAULT;
 }
 
-/* Creates the plans of a bucket: collective. `status` is that of this rank so far. In dense
+/* Creates the plans of a bucket. Collective. `status` is this rank's status so far. In dense
  * messages pieces have dense_counts elements. */
 static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
                                             onebit_status_t status,
@@ -259,8 +261,8 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
                                             const size_t *dense_counts, size_t count) {
   const struct ob_method *method = optimizer->method;
   struct ob_plan_shape bits = *shape, dense = *shape;
-  /* An uncompressed bucket uses all of the residuals for momentum and mean gradient, in one
-   * piece. */
+  /* An uncompressed bucket sends no bits: it stores its momentum and mean gradient in the
+   * residuals. */
   bits.momentum = method->momentum || (method->serve_rule && bucket->uncompressed);
   bits.moments = method->moments && !bucket->uncompressed;
   if (bucket->uncompressed)
@@ -283,7 +285,7 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
   return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 
-/* Completes a bucket once its pieces are placed. Collective. */
+/* Completes a bucket once the addresses of its pieces are set. Collective. */
 static onebit_status_t complete_bucket(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
   if (status == ONEBIT_OK && optimizer->executor->create)

@@ -22,7 +22,7 @@ static onebit_status_t create_chunks(struct onebit_optimizer *optimizer) {
   optimizer->chunks = ob_optimizer_allocate(optimizer, 2 * OB_CHUNK, sizeof(float));
   return optimizer->chunks
              ? ONEBIT_OK
-             : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d moments", 2 * OB_CHUNK);
+             : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %d moments", 2 * OB_CHUNK);
 }
 
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
@@ -34,11 +34,12 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
   optimizer->window = freeze_window(optimizer->moments.beta2);
   optimizer->norms = ob_optimizer_allocate(optimizer, optimizer->window, sizeof(double));
   if (!optimizer->norms)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu norms", optimizer->window);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu norms", optimizer->window);
   return ONEBIT_OK;
 }
 
-/* The result is one less in profile deepspeed: DeepSpeed counts a first call that makes no step. */
+/* Returns one step less in profile deepspeed, since DeepSpeed counts its first call, which makes no
+ * step. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
   size_t wanted = optimizer->moments.freeze_step;
   if (optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && wanted != ONEBIT_FREEZE_NEVER)
@@ -99,9 +100,9 @@ static size_t count_elements(const struct onebit_optimizer *optimizer) {
 }
 
 /* Returns true if the variance is checked for lagging. It is not checked for divided gradients,
- * whose warm-up counts steps with gradients; for shards, since a rank does not know other shards'
- * sums; for 0/1 Adam, whose schedule decides; in profile deepspeed, as in DeepSpeed; and without
- * elements. */
+ * whose warm-up counts steps with gradients; with sharded state, since a rank does not know the
+ * sums of other shards; for 0/1 Adam, whose schedule decides; in profile deepspeed, as in
+ * DeepSpeed; and without elements. */
 static bool variance_can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
   return count_elements(optimizer) && method->momentum && method->arrays & OB_MASK(OB_VARIANCE) &&
@@ -179,8 +180,8 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
-/* Changes the loss scale by the number of steps. If the order of several steps is not known, a
- * skipped one is taken as the last. */
+/* Changes the loss scale after steps. The order of several steps is not known: if one was skipped,
+ * it counts as the last one. */
 void ob_optimizer_adjust_loss_scale(struct onebit_optimizer *optimizer, uint64_t made,
                                     uint64_t skipped) {
   const onebit_optimizer_options_t *options = &optimizer->options;
@@ -259,7 +260,8 @@ static onebit_status_t learn_step_counts(onebit_optimizer_t optimizer) {
   return optimizer->executor->finish(optimizer);
 }
 
-/* Asks the device also if no step is outstanding: a replayed graph makes steps without a call. */
+/* Asks the device even if the host knows of no unfinished step: a replayed CUDA graph makes steps
+ * that the host did not call. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_check_held(optimizer));
   for (size_t u = 0; u < optimizer->bucket_count; u++) {

@@ -23,8 +23,8 @@ struct ob_bucket;
 /* The form in which a step sends gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
 
-/* --- Options, as rows of a table. A row has the name of an option, its position in the caller's
- * struct and in that of the result, the default that a zero stands for, and its range. Defaults,
+/* --- Options, as rows of a table. A row has the name of an option, its offset in the caller's
+ * struct and in struct ob_moments, the default that a zero stands for, and its range. Defaults,
  * checks and the agreement of all ranks are loops over the rows. */
 
 enum ob_option_kind {
@@ -33,7 +33,7 @@ enum ob_option_kind {
   OB_OPTION_POSITIVE, /* double that is positive as a float; 0 only without a default */
   OB_OPTION_COUNT,    /* size_t */
   OB_OPTION_FLAG,     /* int: zero or not */
-  OB_OPTION_CHOICE    /* an enum, from 0 to `max`; max 0: checked when plans are made */
+  OB_OPTION_CHOICE    /* an enum, from 0 to `max`; if max is 0, plans check it when they are made */
 };
 
 struct ob_option {
@@ -48,8 +48,9 @@ struct ob_option {
   const char *type; /* the name of the enum, for error messages */
 };
 
-/* Macros for rows of options. The including file defines OPTIONS, the caller's struct; `field` is a
- * field of that struct, and `to` the field of struct ob_moments that it sets. */
+/* Macros for rows of options. The file that includes this header defines OPTIONS, the caller's
+ * struct; `field` is a field of that struct, and `to` the field of struct ob_moments that it
+ * sets. */
 /* clang-format off */
 #define OB_OFFSETS(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
@@ -75,19 +76,20 @@ struct ob_option {
  * returns ONEBIT_ERROR_ARGUMENT, with the option's name and value. */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
                                 void *to);
-/* The options that all optimizers have, except threads and device. */
+/* The number of options that all optimizers have, without threads and device. */
 enum { OB_COMMON_OPTIONS = 19 };
 extern const struct ob_option ob_common_options[];
 /* Lists the options' values as terms, on which all ranks must agree. */
 void ob_options_list_terms(const struct ob_option *rows, size_t count, const void *to,
                            struct ob_term *terms);
 
-/* Check a single option: a number between 0 and 1, and one that is positive as a float. */
+/* Check one option: ob_check_fraction, that it is between 0 and 1; ob_check_positive, that it is
+ * positive as a float. */
 onebit_status_t ob_check_fraction(const char *name, double value);
 onebit_status_t ob_check_positive(const char *name, double value);
 /* Fails unless 0 < min <= max. */
 onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
-/* Fails unless a list of `count` tensors has this place. */
+/* Fails unless `tensor` is an index of a list of `count` tensors. */
 onebit_status_t ob_check_tensor(size_t tensor, size_t count);
 /* Returns the value, or the default if the value is 0. */
 double ob_value_or_default(double value, double fallback);
@@ -121,7 +123,8 @@ struct ob_moments {
   size_t warmup_steps; /* sets freeze_step in momentum SGD and Efficient-Adam */
   double gain;         /* Efficient-Adam: the factor of normalised gradients */
   int trust_ratio;
-  /* The beta of the servers' momentum, in methods whose beta2 is for the ranks' moments. */
+  /* The beta of the momentum that servers keep, in methods in which beta2 is that of the ranks' own
+   * moments. */
   double server_beta;
   struct ob_lamb_limits limits;
   /* Options of 0/1 Adam. */
@@ -132,38 +135,40 @@ struct ob_moments {
 struct ob_method {
   const char *name;
   /* The options of the method: their rows, the size of the caller's struct, the offset of the
-   * common options in it, and the name of the initialiser macro. And `initial`: fields that all
-   * optimizers of the method set. */
+   * common options in it, and the name of the initialiser macro. `initial` has the fields that are
+   * the same for all optimizers of the method. */
   const struct ob_option *options;
   size_t option_count, options_size, common_at;
   const char *options_init;
   struct ob_moments initial;
-  /* The optimizer to use instead, if this one with its default options ends with a higher loss than
-   * its dense form, else NULL; and the models for which that is true (NULL: most). */
+  /* recommended: the optimizer to use instead, if this one with its default options ends with a
+   * higher loss than its uncompressed form; else NULL. not_where: the models for which the loss is
+   * higher; NULL: most. */
   const char *recommended, *not_where;
-  /* The name in the error message if DeepSpeed has no such optimizer; else NULL. */
+  /* If DeepSpeed has no such optimizer, the name of this one in the error message; else NULL. */
   const char *not_deepspeeds;
   /* Called when options have been read: sets the values that follow from them, and checks
    * combinations. It may choose another row of the table, and create recipe->own. NULL: there is
    * nothing to do. */
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
-  /* True if each exchanged value depends on the result of the last exchange. */
+  /* True if the method sends momentum: each exchanged value depends on the last exchange's
+   * result. */
   bool momentum;
   bool begins_frozen; /* a checkpoint may be frozen at step 0, even if options ask for a warm-up */
   bool fused;         /* profile deepspeed compresses all tensors in one buffer */
   bool lamb;          /* optimizer->own is a struct ob_lamb */
   bool sharded;       /* a bucket has only the state of this rank's shard (adam.c) */
   bool moments;       /* buckets' plans keep moments of this rank's own gradients */
-  /* The warm-up exchanges divided gradients in warmup_bits (efficient_adam.c); its variances are
-   * released at its end. */
+  /* True if the warm-up exchanges divided gradients in warmup_bits (efficient_adam.c). The
+   * variances are released when the warm-up ends. */
   bool divides;
   enum ob_serve_rule serve_rule; /* the rule by which servers reduce messages */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
   /* Creates further objects of the optimizer after the buckets: collective. NULL: there are
    * none. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
-  /* Creates the plans of a bucket from the shapes of the usual two: collective. NULL: the usual two
-   * are created. */
+  /* Creates the plans of a bucket from the shapes of the usual two plans. Collective. NULL: the
+   * usual two plans are created. */
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
@@ -188,7 +193,7 @@ struct ob_method {
   /* Sets the source, sink and hold of a compressed call. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
   /* Called when the exchanges of a step have ended on all ranks, before held results are applied.
-   * NULL: these are only applied. */
+   * NULL: held results are applied, and nothing else is done. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* Freezes the state after the last step of the warm-up (freeze.c). NULL: the stage never
    * changes. */
@@ -204,8 +209,8 @@ struct ob_method {
   /* Lists the state besides the buckets' arrays, for checkpoints; returns the length of the list.
    * NULL: there is none. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
-  /* Returns the numbers by which the tensors' momentum is multiplied in messages, one for each
-   * tensor. NULL: 1. */
+  /* Returns a list with a factor for each tensor, by which its momentum is multiplied in messages.
+   * NULL: all factors are 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Returns true if parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
@@ -214,7 +219,7 @@ struct ob_method {
   bool (*adds_rates)(const struct onebit_optimizer *optimizer);
 };
 
-/* The rows: their names, and a list of the rows that ends with NULL. */
+/* The names of the rows, and a list of the rows that ends with NULL. */
 #define OB_METHODS(row)                                                                            \
   row(efficient_adam) row(adam) row(lamb) row(zero_one_adam) row(momentum) row(lion)
 #define OB_METHOD_DECLARED(name) extern const struct ob_method ob_method_##name;

@@ -8,8 +8,8 @@
  *   restore     the state is loaded from the part
  *   agree       all ranks have succeeded
  *
- * Up to the merge nothing changes. From then on the part is the state: after a later failure the
- * optimizer keeps it (`held`), and the next call begins with it.
+ * Up to the merge nothing changes. After the merge the part is the state: after a later failure the
+ * optimizer keeps the part (`held`), and the next call begins with it.
  */
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -29,7 +29,7 @@ onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, c
                                .holder = ob_allocate(ranks, sizeof *moving->holder),
                                .wants = ob_allocate(ranks, sizeof *moving->wants)};
   if (!moving->noted || !moving->holder || !moving->wants)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move state between %zu ranks", ranks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for moving state between %zu ranks", ranks);
   return ob_batch_create(comm, ranks - 1, &moving->batch);
 }
 
@@ -91,18 +91,19 @@ onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *da
   return ob_moving_exchange(moving);
 }
 
-/* --- An optimizer moved ------------------------------------------------------------------------*/
+/* --- Moving an optimizer -----------------------------------------------------------------------*/
 
 /* Makes the checks of this rank that need no message. */
 static onebit_status_t check_move(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "optimizer is on a device: restart from a checkpoint");
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "optimizer is on a device, from which it cannot be moved: restart from a checkpoint");
   if (alone && optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "comm has one rank, which in profile ONEBIT_PROFILE_DEEPSPEED has no exchange "
-                    "of steps: restart from a checkpoint");
+                    "comm has one rank, but ONEBIT_PROFILE_DEEPSPEED does not exchange steps on "
+                    "one rank: restart from a checkpoint");
   return ONEBIT_OK;
 }
 
@@ -116,7 +117,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   struct ob_part *part;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  ob_step_revoke(optimizer); /* results of a step that was open */
+  ob_step_revoke(optimizer); /* discards the results of an open step */
   ob_optimizer_abandon_plans(optimizer);
   ob_comm_add_user(comm);
   if (optimizer->latest)
@@ -174,8 +175,8 @@ static onebit_status_t move_optimizer(void *optimizer, onebit_comm_t comm) {
   return onebit_optimizer_move(optimizer, comm);
 }
 
-/* A rank whose move succeeded while it failed on others shrinks the same communicator as they do:
- * the one of the latest move. */
+/* If the latest move succeeded on this rank but failed on others, all of them shrink the same
+ * communicator: that of the latest move. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;
   if (survivors)

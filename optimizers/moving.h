@@ -12,8 +12,8 @@ struct ob_moving {
   onebit_comm_t comm;
   const char *name; /* the name of the call, for the error message of a wait that is too long */
   struct ob_batch *batch;
-  /* By rank: its number in the latest agreement; whether it has the latest state; whether it
-   * receives what is broadcast. */
+  /* For each rank: its number in the latest agreement; whether it has the latest state (a holder);
+   * whether it receives broadcasts. */
   uint64_t *noted;
   bool *holder, *wants;
   int source, holders;
@@ -24,18 +24,19 @@ struct ob_moving {
 onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, const char *name);
 bool ob_moving_destroy(struct ob_moving *moving);
 
-/* Gathers the number of each rank: collective. */
+/* Sends every rank's number to all ranks. Collective. */
 onebit_status_t ob_moving_gather_numbers(struct ob_moving *moving, onebit_status_t status,
                                          uint64_t number);
-/* Chooses source and holders by these numbers. The source is the first rank with the largest one.
- * Holders are at most `slack` behind it; a rank at 0 is a holder only if all ranks are at 0. */
+/* Chooses source and holders by these numbers. The source is the first rank with the largest
+ * number. Holders have a number at most `slack` smaller; a rank with number 0 is a holder only if
+ * all numbers are 0. */
 void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
 
 /* Queue a message. ob_moving_exchange sends and receives all queued messages. */
 void ob_moving_send(struct ob_moving *moving, void *data, size_t bytes, int rank);
 void ob_moving_receive(struct ob_moving *moving, void *data, size_t bytes, int rank);
 onebit_status_t ob_moving_exchange(struct ob_moving *moving);
-/* Sends a buffer from one rank to all others that want it. */
+/* Sends a buffer from rank `from` to all other ranks whose `wants` is set. */
 onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *data, size_t bytes);
 
 #endif

@@ -30,7 +30,7 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
   OB_TRY(ob_options_read(method->options, method->option_count, options, &recipe->moments));
   if (deepspeed && method->not_deepspeeds)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no %s",
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, but DeepSpeed has no %s",
                     method->not_deepspeeds);
   recipe->moments.no_bias_correction |= deepspeed;
   return method->resolve ? method->resolve(recipe, ntensors) : ONEBIT_OK;
@@ -90,7 +90,7 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
 static uint64_t hash_name(const char *name) { return ob_hash(OB_HASH_START, name, strlen(name)); }
 
 /* Ranks first agree on the kind of optimizer and the profile, then on its options, which depend on
- * these. */
+ * kind and profile. */
 static onebit_status_t agree_on_terms(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
                                       const struct ob_recipe *recipe, onebit_status_t status,
                                       const onebit_tensor_t *tensors, size_t ntensors) {
@@ -123,7 +123,7 @@ static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 #else
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+                  "device is ONEBIT_DEVICE_CUDA, but this library was built without CUDA");
 #endif
 }
 
@@ -135,7 +135,7 @@ static onebit_status_t copy_tensors(onebit_optimizer_t optimizer, const onebit_t
     optimizer->ladders = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->ladders);
   if (!optimizer->list || !optimizer->hashes ||
       (!optimizer->ladders && optimizer->options.max_bits > optimizer->options.bits))
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer of %zu tensors", count);
   if (count)
     memcpy(optimizer->list, tensors, count * sizeof *tensors);
   for (size_t k = 0; k < count; k++)
@@ -190,7 +190,7 @@ static onebit_status_t group_tensors(onebit_optimizer_t optimizer, struct ob_pla
   optimizer->deferred &= optimizer->bucket_count > 0; /* without buckets no device counts steps */
   *counts = ob_allocate(count > 2 * ranks ? count : 2 * ranks, sizeof **counts);
   if (!*counts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer of %zu tensors", count);
   return ONEBIT_OK;
 }
 
@@ -211,8 +211,8 @@ onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t
   return status;
 }
 
-/* Ends a call in flight without waiting for messages. It waits for the work of the call on a
- * stream, and ignores its outcome. */
+/* Ends a call in flight without waiting for messages. It waits for the call's work on a stream, and
+ * ignores the call's outcome. */
 static void abandon_plan(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
   if (!plan)
     return;
@@ -280,8 +280,8 @@ static void warn_not_recommended(const struct onebit_optimizer *optimizer) {
       atomic_fetch_or(&told, kind) & kind)
     return;
   ob_log(OB_LOG_WARN, 0,
-         "%s is not recommended%s: with default options its loss ends more than 1 %% above that of "
-         "its dense form. Use %s",
+         "%s is not recommended%s: with default options its final loss is more than 1 %% above "
+         "that of its dense form. Use %s",
          method->name, method->not_where ? method->not_where : "", method->recommended);
 }
 
@@ -302,7 +302,7 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
   if (!result)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   else if (!optimizer)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer");
   else
     status = check_and_allocate(optimizer, recipe, tensors, ntensors);
   status = agree_on_terms(optimizer, comm, recipe, status, tensors, ntensors);

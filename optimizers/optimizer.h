@@ -27,9 +27,10 @@
 struct ob_bucket {
   onebit_plan_t bits, dense;
   /* With sharded state `bits` and `dense` are reduce-scatters, and these are the allgathers of the
-   * servers' results: compressed steps (or NULL), and parameters. Else both are NULL. */
+   * servers' results: compressed steps (or NULL), and parameters. Without sharded state both are
+   * NULL. */
   onebit_plan_t steps_back, parameters_back;
-  struct ob_bucket_device *device; /* the executor's part, on a device */
+  struct ob_bucket_device *device; /* the executor's state, on a device */
   bool uncompressed;               /* exchanged dense in every step */
   /* The part of the layout that arrays and master values cover, from their first element on: all of
    * it, or with sharded state the part that this rank serves. */
@@ -38,8 +39,8 @@ struct ob_bucket {
    * of their own use the two copies of the residual, which are not needed until bits are sent. */
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
-  double *sums[OB_SUMS]; /* the sums of a pass, one a block */
-  /* By piece of the plan: its parameters (the master values, if there are any); the caller's
+  double *sums[OB_SUMS]; /* the sums of a pass, one per block */
+  /* For each piece of the plan: its parameters (the master values, if there are any); the caller's
    * parameters in their own type, or NULL if they are float32; its gradients and mean gradients;
    * its factor and weight decay. With sharded state `parameters` and `means` are NULL if the arrays
    * of the shard replace them, and `copies` are always the caller's parameters. */
@@ -62,7 +63,7 @@ struct ob_bucket {
 
 struct ob_tensor {
   size_t bucket, count;
-  uint64_t first;                /* elements of the tensors before it */
+  uint64_t first;                /* number of elements in the tensors before it */
   size_t first_block, end_block; /* its blocks in the layout of its bucket */
   bool ready;                    /* the gradient is ready in this step */
 };
@@ -119,9 +120,9 @@ struct ob_optimizer_executor {
    * order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, int which,
                          size_t first, size_t end, double *sum);
-  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): computes the numbers of the bucket's tensors
-   * from the sums of the latest pass, and from these the learning rates of the next passes. A
-   * deferred executor orders this after that pass. NULL: the host does it. */
+  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): computes per-tensor coefficients of the bucket
+   * from the sums of the latest pass, and learning rates of the next passes from the coefficients.
+   * A deferred executor orders this work after that pass. NULL: the host computes both. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           enum ob_lamb_stage stage);
   /* Called when the address of a piece's gradient has changed in bucket->gradients. */
@@ -132,11 +133,11 @@ struct ob_optimizer_executor {
                              size_t piece);
   /* Called when the factors by which this rank multiplies means as a server have changed. */
   void (*set_server_factors)(struct ob_bucket *bucket);
-  /* Returns the numbers of steps that were made and skipped; only a deferred executor has it, after
-   * all plans have settled. */
+  /* Returns how many steps were made and how many were skipped. Only a deferred executor has this
+   * function; it is called after all plans have settled. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
   /* Called when all work of a step is on its stream. A step without a stream has ended when this
-   * returns. */
+   * function returns. */
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
   /* Makes the host wait for passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
@@ -179,7 +180,7 @@ struct onebit_optimizer {
   size_t list_count;
   /* The state after a move that failed half-way and left no buckets, else NULL. */
   struct ob_part *held;
-  /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
+  /* The host learns how a step ended only when it asks the device (ob_optimizer_catch_up). */
   bool deferred;
   uint64_t unknown;          /* steps since the host asked last */
   struct ob_outcome outcome; /* the outcome of steps on streams */
@@ -190,11 +191,11 @@ struct onebit_optimizer {
   size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
   bool began_frozen; /* no warm-up was made: frozen_at is 0 */
-  /* Steps before the first gradient; a warm-up that divides does not count them. */
+  /* Steps before the first gradient; a warm-up of divided gradients does not count them. */
   uint64_t zero_steps;
   float *chunks;         /* scratch for the end of such a warm-up: two chunks of moments */
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
-  uint64_t sent[2];      /* bytes that calls of this host sent, by enum ob_exchange */
+  uint64_t sent[2];      /* bytes sent in calls of the host, by enum ob_exchange */
   struct ob_times times;
   struct ob_step_state step;
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
@@ -214,17 +215,17 @@ struct onebit_optimizer {
   double beta1;
   uint64_t tag;
   bool constants_wait;
-  /* Scratch of checkpoints, one a tensor; NULL if buckets do not change their width. */
+  /* Scratch of checkpoints, one entry per tensor; NULL if buckets do not change their width. */
   struct ob_ladder_state *ladders;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
   /* The learning rate in device memory, which the host does not know: calls then pass 0. NULL:
    * calls have the rate. */
   const float *rate;
-  /* compared: parameters were compared at least once. calls: the calls of step since then, the same
-   * number on all ranks. */
+  /* compared: parameters were compared at least once. calls: the number of calls that made a step
+   * since then, equal on all ranks. */
   bool compared;
   uint64_t calls, compare_interval;
-  uint64_t *hashes; /* scratch: one a tensor */
+  uint64_t *hashes; /* scratch: one per tensor */
   /* With a deferred executor: steps that were skipped because of the norm, before buckets were
    * exchanged. The executor counts other skipped steps. */
   uint64_t skipped_by_norm;
@@ -233,18 +234,18 @@ struct onebit_optimizer {
   uint64_t constant_bytes; /* the part of own_bytes that does not depend on the communicator */
 };
 
-/* --- Making one (optimizer.c) */
+/* --- Creating an optimizer (optimizer.c) */
 
-/* Creates an optimizer of the method with its options, or with defaults if `options` is NULL:
- * collective. If they are wrong on one rank, creating fails on all ranks. */
+/* Creates an optimizer of the method with its options, or with defaults if `options` is NULL.
+ * Collective. If the options are wrong on one rank, creating fails on all ranks. */
 onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,
                                     const void *options, const onebit_tensor_t *tensors,
                                     size_t ntensors, onebit_optimizer_t *optimizer);
 
 /* ob_optimizer_build creates the buckets, the plans and all else that depends on the communicator,
- * from the list: collective; `status` is that of this rank so far. ob_optimizer_strip destroys them
- * without messages, even if calls are in flight; ob_optimizer_abandon_plans, its first part, ends
- * those calls. */
+ * from the list of tensors. Collective; `status` is this rank's status so far. ob_optimizer_strip
+ * destroys these objects without messages, even if calls are in flight. ob_optimizer_abandon_plans,
+ * its first part, ends the calls in flight. */
 onebit_status_t ob_optimizer_build(struct onebit_optimizer *optimizer, onebit_status_t status);
 void ob_optimizer_strip(struct onebit_optimizer *optimizer);
 void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer);
@@ -260,8 +261,8 @@ void ob_part_release(struct ob_part *part); /* checkpoint/part.c; NULL is fine *
 static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
   if (optimizer->held)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "optimizer has no communicator since onebit_optimizer_move failed: call it "
-                    "again, with a communicator of the remaining ranks");
+                    "optimizer has no communicator since onebit_optimizer_move failed: call "
+                    "onebit_optimizer_move again, with a communicator of the remaining ranks");
   return ONEBIT_OK;
 }
 
@@ -273,8 +274,8 @@ static inline void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, si
 }
 
 /* Checks of arguments (arguments.c); each returns ONEBIT_OK, or a status with its error message.
- * ob_check_common checks the options that all optimizers have; ob_check_recipe, whether the method
- * supports the options and these bits. */
+ * ob_check_common checks the options that all optimizers have; ob_check_recipe checks that the
+ * method supports the options and the number of bits. */
 onebit_status_t ob_check_common(const onebit_optimizer_options_t *options);
 onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits);
 /* ob_check_array checks an array of a tensor; `name` is "parameter" or "gradient". ob_check_tensors
@@ -341,8 +342,8 @@ static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *opt
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* Factors, weight decays, beta1 and tag (terms.c). ob_constants_apply puts waiting constants into
- * effect, if that is allowed now. ob_constants_agree sets in a call the value on which ranks must
- * agree: the rate, which has this name, with the constants. */
+ * effect, if that is allowed now. ob_constants_agree sets the value of a call on which ranks must
+ * agree: the learning rate, called `name` in error messages, combined with the constants. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);
@@ -404,8 +405,8 @@ onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
 
 /* ob_optimizer_must_compare returns true if the step being made compares the ranks' parameters: the
- * first one does, and steps at the interval that was set. ob_optimizer_compare compares them:
- * collective; `status` is this rank's status so far. */
+ * first step does, and then one step in each interval that was set. ob_optimizer_compare compares
+ * them. Collective; `status` is this rank's status so far. */
 bool ob_optimizer_must_compare(struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_status_t status);
 
@@ -421,7 +422,7 @@ void ob_clipping_destroy(struct onebit_optimizer *optimizer);
 void ob_optimizer_adjust_loss_scale(struct onebit_optimizer *optimizer, uint64_t made,
                                     uint64_t skipped);
 
-/* --- Metrics of a training (report.c): if ONEBIT_METRICS names a file, a row each
+/* --- Training metrics (report.c): if ONEBIT_METRICS names a file, one row is written every
  * ONEBIT_METRICS_EVERY steps */
 
 /* Opens the file, if this rank writes one; otherwise optimizer->metrics stays NULL. Errors:
@@ -477,17 +478,18 @@ static inline bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimiz
   return optimizer->frozen_at || optimizer->began_frozen;
 }
 
-/* Returns true in a warm-up of divided gradients, in which the host must know each step. */
+/* Returns true in a warm-up of divided gradients, in which the host must know how each step
+ * ended. */
 bool ob_optimizer_divides_gradients(const struct onebit_optimizer *optimizer);
 
-/* Returns the number of the warm-up's last step, if this is not found from the variance. */
+/* Returns the number of the warm-up's last step, unless the variance determines it. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 
-/* Returns the number of the warm-up's last step; if this is found from the variance, the latest
- * step in which it can be found. */
+/* Returns the number of the warm-up's last step; if the variance determines it, the largest number
+ * that it can have. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
-/* Returns true if the freeze was due 1 / (1 - beta2) steps ago or earlier, and the variance still
+/* Returns true if the freeze was due at least 1 / (1 - beta2) steps ago, and the variance still
  * lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 

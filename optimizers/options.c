@@ -1,4 +1,4 @@
-/* Reads options by the rows of their table. */
+/* Reads options as the rows of their table describe them. */
 #include <math.h>
 #include <string.h>
 
@@ -30,7 +30,8 @@ onebit_status_t ob_check_order(const char *min_name, double min, const char *max
 
 onebit_status_t ob_check_tensor(size_t tensor, size_t count) {
   if (tensor >= count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor, count);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, but the number of tensors is %zu",
+                    tensor, count);
   return ONEBIT_OK;
 }
 
@@ -51,7 +52,8 @@ static onebit_status_t put_int(const struct ob_option *row, int value, char *to)
     value = value != 0;
   memcpy(to + row->to, &value, sizeof value);
   if (row->max && (value < 0 || value > row->max))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, which is no %s", row->name, value, row->type);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, which is not a value of %s", row->name, value,
+                    row->type);
   return ONEBIT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Writes the statistics of an optimizer: as one line of text or JSON, and during a training as rows
+/* Writes the statistics of an optimizer: as one line of text or JSON, and during training as rows
  * of a CSV file. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -132,7 +132,7 @@ static void append_text(struct line *line, const onebit_optimizer_statistics_t *
   if (info->gradient_norm > 0)
     append_format(line, "; gradient norm %.4g", info->gradient_norm);
   if (info->bits > 1 || info->moves)
-    append_format(line, "; %.3g bits an element, changed %llu times", info->bits,
+    append_format(line, "; %.3g bits per element, changed %llu times", info->bits,
                   (unsigned long long)info->moves);
   append_format(line, "; ");
   append_bytes(line, info->memory_bytes, "of memory");
@@ -144,10 +144,10 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
   onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
   struct line line = {.buffer = buffer, .size = size};
   if (format != ONEBIT_FORMAT_TEXT && format != ONEBIT_FORMAT_JSON)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "format is %d, which is no onebit_format_t",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "format is %d, which is not a value of onebit_format_t",
                     (int)format);
   if (!buffer && size)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "buffer is NULL, and size %zu", size);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "buffer is NULL, but size is %zu", size);
   OB_TRY(onebit_optimizer_get_statistics(optimizer, &statistics));
   if (format == ONEBIT_FORMAT_JSON)
     append_json(&line, &statistics);
@@ -158,7 +158,7 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
   return ONEBIT_OK;
 }
 
-/* --- Metrics of a training ---------------------------------------------------------------------*/
+/* --- Training metrics --------------------------------------------------------------------------*/
 
 enum { DEFAULT_EVERY = 10, PATH = 1024 };
 
@@ -188,7 +188,7 @@ static void metrics_fill_row(const struct onebit_optimizer *optimizer,
   const double steps = (double)metrics->every, ranks = optimizer->comm->size;
   const double sent =
       (double)(all->dense_bytes + all->bits_bytes - before->dense_bytes - before->bits_bytes);
-  /* The bytes that a ring's allreduce of float32 sends. */
+  /* The bytes that a ring allreduce in float32 sends. */
   const double dense = 2 * (ranks - 1) / ranks * 4 * metrics->elements;
   const double values[COLUMNS] = {(ob_seconds() - metrics->row_began) / steps,
                                   (all->seconds - before->seconds) / steps,
@@ -248,15 +248,16 @@ void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate,
   }
   if (!why)
     return;
-  ob_log(OB_LOG_WARN, optimizer->comm->rank, "ONEBIT_METRICS: rows end before step %" PRIu64 ": %s",
-         optimizer->steps, why);
+  ob_log(OB_LOG_WARN, optimizer->comm->rank,
+         "ONEBIT_METRICS: no more rows are written from step %" PRIu64 " on: %s", optimizer->steps,
+         why);
   ob_metrics_close(optimizer);
 }
 
 /* --- The file */
 
-/* Returns how often this process has used the file's name, including this time: from the second
- * time on, the name gets this number. */
+/* Returns how many times this process has used the file's name, including this time. From the
+ * second time on, this number is added to the name. */
 static unsigned count_name_uses(const char *path) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {
@@ -306,7 +307,7 @@ onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer) {
     return ONEBIT_OK;
   struct ob_metrics *metrics = ob_allocate(1, sizeof *metrics);
   if (!metrics)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for ONEBIT_METRICS");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for ONEBIT_METRICS");
   metrics->every = (uint64_t)every;
   for (size_t t = 0; t < optimizer->list_count; t++)
     metrics->elements += (double)optimizer->list[t].count;

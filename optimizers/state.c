@@ -1,5 +1,5 @@
-/* The rows of the state, the place of a bucket's part of each, and reading and writing its
- * elements. */
+/* Defines the rows of the state, finds the memory of a bucket's part of a row, and reads and writes
+ * the elements of the part. */
 #include "optimizers/state.h"
 
 #include "base/error.h"
@@ -91,8 +91,8 @@ static void set_residual_section(struct ob_section *section, const struct ob_res
 }
 
 /* Completes a section of a compressed bucket. If steps are sent back compressed, the residual
- * belongs to the server that sends them; servers without a residual have the momentum in its
- * place. */
+ * belongs to the server that sends them; servers without a residual have the momentum in the
+ * residual's memory. */
 static void set_compressed_section(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
   const struct ob_residual *worker = ob_plan_residual(section->plan, false),
@@ -195,7 +195,7 @@ onebit_status_t ob_reader_create(struct ob_reader *reader,
   *reader = (struct ob_reader){.scales = ob_allocate(OB_CHUNK / OB_LANES + 2, sizeof(float)),
                                .message = ob_allocate(1, stride)};
   if (!reader->scales || !reader->message)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to read an optimizer's state");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for reading an optimizer's state");
   return ONEBIT_OK;
 }
 
@@ -267,8 +267,7 @@ static onebit_status_t section_view_message(struct ob_reader *reader,
 }
 
 /* Decodes `count` elements of a block, from an offset on, from the received message, or from the
- * message that this rank has sent, which is in memory of the host; the width of the latter is in
- * its header. */
+ * message that this rank has sent, which is in host memory and has its width in its header. */
 static onebit_status_t section_decode_block(struct ob_reader *reader,
                                             const struct onebit_plan *plan, bool sent, size_t block,
                                             size_t offset, size_t count, float *values) {
@@ -331,7 +330,8 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   }
 }
 
-/* Rounds moments to bfloat16, the type in which they are stored. */
+/* Writes the values of a run. Moments are rounded to bfloat16, the type in which they are
+ * stored. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
   const struct ob_memory *memory = ob_plan_memory(section->plan);

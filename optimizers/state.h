@@ -10,7 +10,7 @@
 
 #include "optimizers/optimizer.h"
 
-/* The rows: the numbers of the checkpoints' format. */
+/* The rows. Checkpoints store these numbers. */
 enum ob_saved {
   OB_SAVED_NORMS = 1,  /* the norms of the automatic freeze, double */
   OB_SAVED_NUMBERS,    /* the object's numbers, 8 bytes each; other rows are floats */
@@ -38,7 +38,8 @@ struct ob_saved_row {
   size_t size;    /* bytes of one number in a checkpoint */
   bool own;       /* each rank has its own; ranks that saved none begin with the mean */
   bool own_apart; /* the same, but only while ranks differ (ob_part_header.apart) */
-  /* True: elements that no rank has are zeros. False: each element must be on some rank. */
+  /* True: elements that no rank has saved are zeros. False: some rank must have saved each
+   * element. */
   bool may_lack;
   bool finite; /* its numbers must be finite: they enter messages and residuals */
   /* stages: the stages in which an optimizer has the row, as bits 1 << enum ob_stage; 0 if only
@@ -94,7 +95,7 @@ struct ob_state {
   size_t (*list_stretches)(const void *object, struct ob_stretch *all);
   /* Returns true if the object has the row, as `saving` describes it. */
   bool (*has)(const struct ob_saving *saving, enum ob_saved what);
-  /* Returns the place of number i of a row of numbers. */
+  /* Returns the address of number i of a row of numbers. */
   const void *(*number)(void *object, enum ob_saved what, uint64_t i);
   /* extent returns the elements of a stretch that this rank saves. in_shards returns true if ranks
    * save their own shards of the row, and false if each saves a part of a row that is equal on all;
@@ -116,8 +117,8 @@ enum ob_stage {
   OB_STAGE_SENT    /* the last message; there are residuals too */
 };
 
-/* ob_stage_of returns the stage of the optimizer; ob_has_section returns true if it has the section
- * in that stage. */
+/* ob_stage_of returns the stage of the optimizer; ob_has_section returns true if the optimizer has
+ * the section in that stage. */
 enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer);
 bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                     enum ob_saved what);
@@ -153,8 +154,8 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
 
 enum { OB_CHUNK = 32768 }; /* elements at a time */
 
-/* Returns the offset of block number `block` in a piece: 0 if it is before the piece, the piece's
- * count if it is behind. */
+/* Returns the offset of block number `block` in a piece: 0 if the block is before the piece, the
+ * piece's count if it is after the piece. */
 size_t ob_block_offset_in_piece(const struct ob_layout *layout, size_t piece, size_t block);
 
 /* Finds the next run of elements of the blocks first .. end - 1, in their order; the first one if
@@ -175,8 +176,8 @@ onebit_status_t ob_reader_create(struct ob_reader *reader,
 void ob_reader_destroy(struct ob_reader *reader);
 
 /* ob_section_read reads the elements of a run as floats, whatever their memory and form;
- * ob_section_write writes them. The values of a residual are written as plain errors. `scratch`
- * holds a chunk. Errors are those of copying. */
+ * ob_section_write writes them. Residuals are written as they are, not as compensated values.
+ * `scratch` holds a chunk. Errors are those of copying. */
 onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
                                 const struct ob_run *run, float *values);
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,

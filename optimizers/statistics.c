@@ -1,5 +1,5 @@
-/* Information about an optimizer for its user: its configuration, norms of its state, statistics,
- * and warnings. */
+/* Returns information about an optimizer to its user: configuration, norms of the state,
+ * statistics, and warnings. */
 #include <math.h>
 
 #include "base/call_scope.h"
@@ -9,7 +9,7 @@
 #include "optimizers/state.h"
 
 /* --- Norms of the state in a part of a bucket, as sums of squares. Each norm reads the state once;
- * in memory of a device, a part at a time. */
+ * in device memory, a part at a time. */
 
 /* The blocks first .. end - 1 of a bucket's layout, with their padding or without. */
 struct span {
@@ -107,7 +107,7 @@ static onebit_status_t norms_walk_runs(struct norm_walk *walk,
   onebit_status_t status = ob_reader_create(&walk->reader, walk->optimizer);
   walk->values = ob_allocate(2 * OB_CHUNK, sizeof *walk->values);
   if (status == ONEBIT_OK && !walk->values)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to read the state");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for reading the state");
   const struct ob_layout *layout = ob_plan_layout(walk->section.plan);
   for (struct ob_run run = {0}; status == ONEBIT_OK && ob_find_next_run(layout, first, end, &run);)
     status = body(walk, &run);
@@ -117,7 +117,8 @@ static onebit_status_t norms_walk_runs(struct norm_walk *walk,
 }
 
 /* Adds the squares of a norm. From the freeze until the first compressed step the momentum is
- * stored times beta1. If only servers know the mean, the signal is this rank's own message. */
+ * stored times beta1. If only servers know the mean, the signal is the message that this rank has
+ * sent. */
 static onebit_status_t norms_add_squares(const struct onebit_optimizer *optimizer,
                                          const struct ob_bucket *bucket, enum norm norm,
                                          struct span span, double *squares) {
@@ -242,7 +243,8 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
   return statistics_add_norms(optimizer, info);
 }
 
-/* --- Statistics. They read the state only between steps: while a step is open messages arrive. */
+/* --- Statistics. They read the state only between steps, since messages change it while a step is
+ * open. */
 
 /* Returns the ratio of two norms from their squares; 0 if both are zero. */
 static double norm_ratio(double error, double signal) {
@@ -357,14 +359,14 @@ static bool statistics_sends_step(const struct onebit_optimizer *optimizer) {
 static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
   bool step = statistics_sends_step(optimizer) || optimizer->method->moments;
-  return ob_error(ONEBIT_WARNING,
-                  "tensor %zu (%zu elements): its residual is %.3g times its %s, too large for one "
-                  "bit: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
-                  worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
-                  step ? "step" : "signal",
-                  optimizer->moments.no_warmup || optimizer->method->divides ? ""
-                                                                             : ", a later freeze",
-                  step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
+  return ob_error(
+      ONEBIT_WARNING,
+      "tensor %zu (%zu elements): its residual is %.3g times its %s, which is too large for one "
+      "bit: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
+      worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
+      step ? "step" : "signal",
+      optimizer->moments.no_warmup || optimizer->method->divides ? "" : ", a later freeze",
+      step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
 }
 
 static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
@@ -382,8 +384,8 @@ static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
 
 static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) {
   return ob_error(ONEBIT_WARNING,
-                  "still in warm-up after step %llu, %llu steps after the freeze was due: the "
-                  "variance is not steady, since gradients began late or still grow",
+                  "the warm-up still goes on after step %llu, %llu steps after the freeze was due: "
+                  "the variance is not steady, since gradients began late or still grow",
                   (unsigned long long)optimizer->steps,
                   (unsigned long long)(optimizer->steps - ob_freeze_latest_step(optimizer)));
 }

@@ -2,8 +2,8 @@
  * Makes a step: starts its exchanges, all at once or in parts, and applies the results.
  *
  * Every bucket is exchanged exactly once a step, so the messages of ranks match in any order. An
- * error of this rank must reach the others with the messages of some bucket: therefore the last
- * bucket is never started before onebit_optimizer_step, which knows all errors.
+ * error of this rank must reach the other ranks with the messages of some bucket: therefore the
+ * last bucket is never started before onebit_optimizer_step, which knows all errors.
  */
 #include <math.h>
 
@@ -65,7 +65,7 @@ static void step_start_bucket(struct onebit_optimizer *optimizer, struct ob_buck
       bits ? make_bits_call(optimizer, bucket) : make_warmup_call(optimizer, bucket);
   if (optimizer->executor->prepare)
     ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
-  /* The error message of the plan contains that of this status. */
+  /* The error message of the plan contains the message of this status. */
   onebit_status_t so_far = ob_outcome_status(&step->outcome);
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   uint64_t bytes = ob_plan_wire_bytes(plan); /* a call that ends at once may change the width */
@@ -77,8 +77,9 @@ static void step_start_bucket(struct onebit_optimizer *optimizer, struct ob_buck
 }
 
 /* Counts the time of an exchange that took `seconds` besides the time in onebit_optimizer_ready.
- * The time that plans did not spend on their own work is the network's. It would be negative if
- * plans also worked elsewhere, in onebit_progress or in the progress thread; then 0 is counted. */
+ * The time that plans did not spend on their own work counts as network time. This would be
+ * negative if plans also worked elsewhere, in onebit_progress or in the progress thread; then 0 is
+ * counted. */
 static void step_count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -163,7 +164,7 @@ static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) 
   ob_step_note(optimizer, step_check_refused(optimizer));
 }
 
-/* Computes the factor of gradients, once a step; with clipping, when all gradients are ready. */
+/* Computes the factor of gradients, once per step; with clipping, once all gradients are ready. */
 static onebit_status_t step_set_gradient_factor(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
   return ob_optimizer_set_gradient_factor(optimizer, ob_outcome_status(&optimizer->step.outcome));
@@ -172,7 +173,7 @@ static onebit_status_t step_set_gradient_factor(onebit_optimizer_t optimizer) {
 static onebit_status_t step_check_rate(const struct onebit_optimizer *optimizer,
                                        float learning_rate) {
   if (!optimizer->rate && (!(learning_rate >= 0) || isinf(learning_rate)))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g: it must be finite and at least 0",
                     (double)learning_rate);
   return ONEBIT_OK;
 }
@@ -198,8 +199,8 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
   if (optimizer->rate || ob_bits_of(rate) == ob_bits_of(started))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "learning_rate is %.9g, but onebit_optimizer_begin was given %.9g", (double)rate,
-                  (double)started);
+                  "learning_rate is %.9g, but this step's onebit_optimizer_begin got %.9g",
+                  (double)rate, (double)started);
 }
 
 void ob_step_revoke(struct onebit_optimizer *optimizer) {
@@ -233,8 +234,8 @@ static onebit_status_t update_uncompressed(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* Updates the state after the exchange. A step that is made may still return an error of this rank
- * alone, which then changes its own loss scale. */
+/* Updates the state after the exchange. A step that is made may still return an error on this rank
+ * alone; then only this rank changes its loss scale. */
 static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   if (optimizer->executor->join)
     OB_TRY(optimizer->executor->join(optimizer));
@@ -285,7 +286,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   if (!optimizer->step.weighed)
     ob_step_note(optimizer, step_set_gradient_factor(optimizer));
   onebit_status_t status = step_exchange(optimizer);
-  /* A step that sends nothing counts on the other ranks, even if it failed here. */
+  /* A step that sends nothing counts as made on the other ranks, even if it failed here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
     return step_give_up(optimizer, status);
   double began = ob_seconds();
@@ -333,8 +334,8 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
 void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
   if (!optimizer->step.open)
     return;
-  ob_step_note(optimizer,
-               ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  ob_step_note(optimizer, ob_error(ONEBIT_ERROR_ARGUMENT,
+                                   "the optimizer was destroyed while a step was open"));
   step_compare_parameters(optimizer);
   if (!optimizer->step.weighed)
     ob_step_note(optimizer, step_set_gradient_factor(optimizer));

@@ -47,7 +47,7 @@ onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Agrees on the rate alone if no constant was set: error messages can then name it as a number. */
+/* Agrees on the rate alone if no constant was set: error messages can then print the rate. */
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call) {
   call->agreed = ob_bits_of(rate) ^ optimizer->constants;
@@ -78,7 +78,7 @@ static onebit_status_t check_constant(onebit_optimizer_t optimizer, size_t tenso
   OB_TRY(ob_optimizer_reach_idle(optimizer));
   OB_TRY(ob_check_tensor(tensor, optimizer->tensor_count));
   if (!(value >= 0) || !ob_is_finite(value))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not a finite number from 0 on", name,
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g: it must be finite and at least 0", name,
                     (double)value);
   return ONEBIT_OK;
 }
@@ -137,8 +137,8 @@ onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t 
   return ONEBIT_OK;
 }
 
-/* --- Comparing parameters: ranks agree on a fingerprint of all tensors together, and if it
- * differs, on one of each tensor. */
+/* --- Comparing parameters: ranks agree on a fingerprint of all tensors together and, if that
+ * differs, on one fingerprint per tensor. */
 
 /* The number of bytes that are copied to the host and hashed at once. */
 #define PIECE ((size_t)1 << 18)
@@ -219,7 +219,7 @@ onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_
   const bool device = optimizer->options.device != ONEBIT_DEVICE_HOST;
   unsigned char *buffer = device ? ob_allocate(PIECE, 1) : NULL;
   if (status == ONEBIT_OK && device && !buffer)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to bring parameters to the host");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for copying parameters to the host");
   if (status == ONEBIT_OK)
     status = hash_tensors(optimizer, buffer, optimizer->hashes);
   status = compare_agree(optimizer, status, optimizer->hashes);
@@ -248,7 +248,7 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   if (steps && optimizer->deferred)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "interval is %ju, and the optimizer is on a device that counts its steps: call "
+                    "interval is %ju, but the optimizer is on a device that counts its steps: call "
                     "onebit_optimizer_compare",
                     (uintmax_t)steps);
   optimizer->compare_interval = steps;
@@ -258,13 +258,14 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
 
 /* --- The factor of a step's gradients: accumulation, loss scale, clipping.
  *
- * Accumulation, loss scale and clipping are combined to one factor for a rank and step. Exchanges
- * multiply gradients by it before they add those of other ranks. Clipping first needs the norm of
- * all ranks' gradients. This takes a pass that reads 4 or 2 bytes a parameter, and a message with
- * this rank's sum of squares to each other rank, or log2(ranks) messages (40 bytes of header and
- * one word of 32 floats; every rank computes the mean, so there is one round). A rank with an error
- * tells the others in that message, and again in those of the step's exchanges: every step has the
- * same messages, whatever its outcome, so that no rank waits for a message that is not sent. */
+ * Accumulation, loss scale and clipping are combined into one factor for each rank and step.
+ * Exchanges multiply this rank's gradients by the factor before they add gradients of other ranks.
+ * Clipping first needs the norm of all ranks' gradients. This takes a pass that reads 4 or 2 bytes
+ * per parameter, and a message with this rank's sum of squares to each other rank, or log2(ranks)
+ * messages (40 bytes of header and one word of 32 floats; every rank computes the mean, so there is
+ * one round). A rank with an error tells the others in that message, and again in those of the
+ * step's exchanges: every step has the same messages, whatever its outcome, so that no rank waits
+ * for a message that is not sent. */
 
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   const struct ob_memory *memory = ob_plan_memory(optimizer->squares);
@@ -272,7 +273,7 @@ static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
     optimizer->own_bytes += sizeof(float);
     optimizer->square[k] = memory->allocate(1, sizeof(float));
     if (!optimizer->square[k])
-      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norm of the gradients");
+      return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the norm of the gradients");
     OB_TRY(memory->clear(optimizer->square[k], sizeof(float))); /* waits until it is filled */
   }
   return ONEBIT_OK;
@@ -329,8 +330,8 @@ static onebit_status_t sum_squares(struct onebit_optimizer *optimizer, double *s
   return ONEBIT_OK;
 }
 
-/* Computes the mean square. In a step that sends nothing it is the sum of this rank alone; the
- * method handles a gradient that is not finite, since the step counts for the others. */
+/* Computes the mean square. In a step that sends nothing the mean square is this rank's sum alone;
+ * the method handles a gradient that is not finite, since the step counts on the other ranks. */
 static onebit_status_t compute_mean_square(struct onebit_optimizer *optimizer,
                                            onebit_status_t status, double *mean) {
   double sum = 0;

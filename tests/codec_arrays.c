@@ -1,4 +1,5 @@
-/* Creates arrays for codec kernels, and adds what a kernel left in them to its result. */
+/* Creates the arrays that codec kernels read and write, and appends their contents to a kernel's
+ * result. */
 #define _DEFAULT_SOURCE
 #include "tests/codec_cases.h"
 

@@ -1,4 +1,4 @@
-/* Cases for the codecs: the product of the lists below. */
+/* Test cases for the codecs: all combinations of the values in the lists below. */
 #include "tests/codec_cases.h"
 
 #include <math.h>
@@ -46,8 +46,8 @@ static struct ob_compress_run compress_run_of(const struct codec_case *c, const 
                                   .bits = bits};
 }
 
-/* Runs compress. The result contains residuals and bits only if all values are finite. Otherwise
- * the library uses only the sum and discards residuals and bits. */
+/* Runs compress. The result contains residuals and bits only if all values are finite. If a value
+ * is not finite, the library uses only the sum and discards residuals and bits. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
                          onebit_scale_t rule, bool stream, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -71,8 +71,8 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&last);
 }
 
-/* Runs compress in place. An element whose input is not finite keeps its residual. A sum that
- * overflows is stored in the result as it is. */
+/* Runs compress with new residuals written over the old ones. An element whose input is not finite
+ * keeps its residual. A sum that overflows is stored in the result unchanged. */
 static void run_in_place(const struct codec_case *c, const struct ob_codec *codec,
                          struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -87,7 +87,7 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&input);
 }
 
-/* Runs compress with second moments. Padding is included only if stores are not streamed. */
+/* Runs compress with second moments. The array ends in padding only if `stream` is false. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
                         bool momentum, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -145,9 +145,9 @@ static void streams_create(struct streams *streams, const struct codec_case *c, 
   }
 }
 
-/* Runs a reduction after an update of Lion. The direction is zero where both the momentum and the
- * sum of the streams are zero. With levels the residual is stored without a scale, and the message
- * is encoded from the residual later. */
+/* Runs reduce, with Lion's update if `lion` is true. Lion's direction is zero where both the
+ * momentum and the sum of the streams are zero. With several bits per element, the residual is
+ * stored without a scale, and the message is encoded from it later. */
 static void run_reduce(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                        unsigned width, bool lion, struct result *result) {
   const bool bits = width == 1 || lion, mean = width == 1 && c->values == VALUES_EDGES && !lion;
@@ -178,7 +178,7 @@ static void run_reduce(const struct codec_case *c, const struct ob_codec *codec,
     array_destroy(&streams.fields[s]);
 }
 
-/* Runs the sum of several streams, and after it the sum of the first stream alone. */
+/* Runs sum on several streams, and then store, which decodes the first stream alone. */
 static void run_sum(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                     unsigned width, struct result *result) {
   struct guarded_array plain = input_create(c, 6), stored = input_create(c, 8);
@@ -213,7 +213,7 @@ static void run_sums(const struct codec_case *c, const struct ob_codec *codec, u
     run_sum(c, codec, stream_counts[s], width, result);
 }
 
-/* Quantises a block to levels, as blocks.c does. */
+/* Quantises a block to levels (several bits per element), as blocks.c does. */
 static void quantise_case(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
                           onebit_scale_t rule, bool stream, const float *kept, float sum,
                           struct result *result) {
@@ -235,8 +235,8 @@ static void quantise_case(const struct codec_case *c, const struct ob_codec *cod
   result_add_array(result, &fields, finite ? count_words(c->count) * width * sizeof(uint32_t) : 0);
 }
 
-/* Runs compression to levels. The residual is stored without a scale, and the momentum has the same
- * width as the levels. */
+/* Compresses a block to levels. The residual is stored without a scale. The momentum has as many
+ * bits per element as the levels. */
 static void run_compress_levels(const struct codec_case *c, const struct ob_codec *codec,
                                 unsigned width, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -266,15 +266,16 @@ static void run_levels(const struct codec_case *c, const struct ob_codec *codec,
   run_sums(c, codec, width, result);
 }
 
-/* Creates an array of exactly `count` float32, not of whole words. */
+/* Creates an array of exactly c->count float32 values, which need not be a whole number of
+ * words. */
 static struct guarded_array floats_create(const struct codec_case *c, uint32_t salt) {
   struct codec_case plain = {c->count, ONEBIT_FLOAT32,
                              c->values == VALUES_NAN ? VALUES_GRADIENTS : c->values};
   return input_create(&plain, salt);
 }
 
-/* Runs one update of an optimizer with all its arrays. The parameters are also stored in the dtype
- * of the case. */
+/* Runs one optimizer update with all its arrays. The kernel also stores the parameters in the
+ * case's dtype. */
 static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                      enum ob_pass_kind kind, struct result *result) {
   const unsigned width = c->values == VALUES_LARGE ? 8 : c->values == VALUES_NAN ? 4 : 1;

@@ -1,6 +1,6 @@
 /*
- * The table of cases that every codec must pass. It combines each kernel with counts at the edges
- * of words and blocks, every dtype of buffer, and values at the edges of float32. All arrays end
+ * The table of cases that every codec must pass. It combines each kernel with element counts around
+ * multiples of words and blocks, every buffer dtype, and extreme float32 values. All arrays end
  * where an inaccessible page begins. The table needs no test framework, so that an emulated
  * processor can run it too (codec_digest.c).
  */
@@ -20,13 +20,13 @@ struct sample codec_cases_sample(void);
 /* Writes the name of the case, which contains no blank. */
 void codec_case_name(size_t index, char *name, size_t size);
 
-/* Runs the case and returns the size of *result, which the caller frees. *result is a copy of all
- * that the kernel wrote or returned. */
+/* Runs the case and returns the size of *result, which the caller frees. *result is a copy of
+ * everything that the kernel wrote or returned. */
 size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **result);
 
 /*
- * Arrays for codec kernels and the results to compare. Each array ends where an inaccessible page
- * begins.
+ * Arrays for codec kernels, and the results that tests compare. Each array ends where an
+ * inaccessible page begins.
  */
 
 struct guarded_array {
@@ -40,8 +40,8 @@ void array_destroy(struct guarded_array *array);
 /* Returns the number of words that hold `count` elements. */
 size_t count_words(size_t count);
 
-/* Creates finite float32 values in whole words, laid out as residuals. Different values of `salt`
- * give different arrays. */
+/* Creates finite float32 values with the layout of residuals, which is padded to whole words. Each
+ * `salt` gives different values. */
 struct guarded_array words_create(size_t count, uint32_t salt);
 
 /* Creates second moments in the same layout. Some are zero, as before the first gradient. */
@@ -60,11 +60,11 @@ struct result {
 
 void result_add(struct result *result, const void *data, size_t size);
 
-/* Adds a sum. A NaN is stored as "not finite", since the bits of a NaN's payload are not
+/* Appends a sum to a result. All NaNs are stored alike, since the payload bits of a NaN are not
  * defined. */
 void result_add_sum(struct result *result, float sum);
 
-/* Add an array to a result, and destroy the array. All NaNs are stored as the same number, since
+/* Append an array to a result, and destroy the array. All NaNs are stored as the same number, since
  * processors make NaNs of different signs. */
 void result_add_array(struct result *result, struct guarded_array *array, size_t size);
 void result_add_numbers(struct result *result, struct guarded_array *array, size_t count);
@@ -77,7 +77,7 @@ enum codec_values {
   VALUES_EDGES,
   VALUES_OVERFLOW, /* squares are infinite */
   VALUES_NAN,
-  VALUES_LARGE, /* squares are finite, and the sum of many is not */
+  VALUES_LARGE, /* squares are finite, but the sum of many is infinite */
   VALUES_KINDS
 };
 

@@ -1,6 +1,6 @@
-/* codec_digest NAME: runs the table of codec cases and prints a digest of what the codec wrote in
- * each case. Equal lines of two processors mean equal bits. test_codec.c records the last lines.
- * With ONEBIT_TEST_SHARE=5 a fifth of the cases runs. */
+/* codec_digest NAME: runs the codec NAME on the table of codec cases and prints a digest of each
+ * case's output. If two processors print equal lines, their results have the same bits.
+ * test_codec.c records the last lines. With ONEBIT_TEST_SHARE=5 a fifth of the cases runs. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Runs the recorded exchanges. The cases are the product of the lists below. */
+/* Runs the exchanges whose digests are recorded. The cases are all combinations of the lists
+ * below. */
 #include "tests/golden_cases.h"
 
 #include <stdio.h>
@@ -70,8 +71,8 @@ static void exchange_destroy(struct exchange *exchange) {
   ob_layout_destroy(&exchange->layout);
 }
 
-/* Seals the message that rank k, or the server, has written. Adds it to the digest and commits the
- * residual. */
+/* Seals the message of rank k, or of the server if k is SERVER. Adds the message to the digest, and
+ * makes the new residual the current one. */
 static void seal_message(struct exchange *exchange, int k, int step, struct golden *golden) {
   const struct ob_message_call call = {k == SERVER ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER,
                                        (uint32_t)step, COUNT, 0};

@@ -1,6 +1,6 @@
 /*
- * Exchanges whose digests are recorded (test_codec.c). For each width, scale rule and type these
- * are the messages of two ranks and a server, and their residuals, over three steps of fixed
+ * Exchanges whose digests are recorded (test_codec.c). For each width, scale rule and dtype, the
+ * digests cover the messages and residuals of two ranks and a server in three steps with fixed
  * inputs. If these bits change, checkpoints and runs that mix versions of the library break. The
  * file needs no test framework, so that an emulated processor can run the cases too
  * (codec_digest.c).
@@ -18,7 +18,7 @@ struct golden {
 
 size_t golden_count(void);
 
-/* Runs a case with the codec. The returned name is NULL if memory runs out. */
+/* Runs a case with the codec. The returned `name` is NULL if memory runs out. */
 struct golden golden_run(size_t index, const struct ob_codec *codec);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Compares the blocking calls of onebit/mpi_calls.h with MPI's. Results are equal if one bit
- * represents the values exactly; otherwise they differ by the residual. Sums stay correct even if
- * ranks change their buffers.
+ * Compares the blocking calls of onebit/mpi_calls.h with MPI's. If one bit represents the values
+ * exactly, results must be equal. Otherwise they may differ by the residual. Sums must stay correct
+ * even if ranks change their buffers.
  */
 #include "dropin/mpi/communicator.h"
 #include "tests/support_collectives.h"
@@ -134,12 +134,12 @@ static double measure_error(MPI_Comm comm, const char *bits) {
   return sqrt(error / all);
 }
 
-/* In these cases "" means that the variable is not set. */
+/* Checks the default width and the variable ONEBIT_BITS; "" means that it is not set. */
 RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
   static const struct {
     const char *text;
     int bits;
-    double max_error; /* the error of workers and servers together */
+    double max_error; /* the relative error after both compressions, by workers and by servers */
   } cases[] = {{"", 8, 0.06}, {"8", 8, 0.06}, {"4", 4, 0.2}, {"2", 2, 0.6}, {"1", 1, 1.1}};
   double before = 0;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0] && size_of(MPI_COMM_WORLD) > 1; k++) {
@@ -180,8 +180,8 @@ static onebit_plan_t find_first_plan(MPI_Comm comm) {
   return plan;
 }
 
-/* Sums the residuals of all ranks as they affect the mean: the mean of the workers' residuals plus
- * the servers' residuals. */
+/* Computes how far the residuals of all ranks change the mean: the mean of the worker residuals
+ * plus the server residuals. */
 static void sum_residuals(MPI_Comm comm, double *residuals) {
   struct kept_errors errors = export_errors(find_first_plan(comm));
   double *mine = allocate(COUNT, sizeof *mine);
@@ -292,8 +292,8 @@ static void check_moved_buffer(int before, bool everywhere) {
   mpi_tensors_free(&moving);
 }
 
-/* A call with another count belongs to another tensor, even with the same buffers. The residual of
- * the first tensor stays. */
+/* Checks that a call with another count belongs to another tensor, even with the same buffers. The
+ * first tensor must keep its residual. */
 static void check_changed_count(void) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   call_steps(&moving, 9);
@@ -305,8 +305,9 @@ static void check_changed_count(void) {
   mpi_tensors_free(&moving);
 }
 
-/* Leaves out one of the similar calls of a step. Ranks that follow the loop mistake one call for
- * another. They notice the mistake by the buffers, and stop following the loop. */
+/* Leaves out one of several similar calls of a step. Ranks that follow the learned loop of calls
+ * first mistake one call for another. They must notice the mistake by the buffers, and stop
+ * following the loop. */
 static void check_left_out_call(void) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   call_steps(&moving, 9);
@@ -317,7 +318,7 @@ static void check_left_out_call(void) {
   mpi_tensors_free(&moving);
 }
 
-/* One rank sends from another buffer in each step, in an order without a period. */
+/* Sends from a different buffer in each step on one rank, in an order without a period. */
 static void check_changing_buffers(void) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   float *room[4];
@@ -338,8 +339,8 @@ static void check_changing_buffers(void) {
   mpi_tensors_free(&moving);
 }
 
-/* Each call uses a new buffer. Each buffer gets a tensor until the ranks recognise the calls as a
- * loop, and the sums stay correct. */
+/* Uses a new buffer in each call. The library makes a new tensor for each buffer until the ranks
+ * recognise the calls as a loop. The sums must stay correct. */
 static void check_new_buffers(void) {
   enum { EACH = 40, CALLS = 150 };
   MPI_Comm comm = duplicate_world();
@@ -358,8 +359,8 @@ static void check_new_buffers(void) {
   MPI_Comm_free(&comm);
 }
 
-/* Calls on noise leave a residual, which the next call would add. ONEBIT_Forget discards this
- * residual. */
+/* Checks that ONEBIT_Forget discards the residual that calls on random values leave. Otherwise the
+ * next call would add it. */
 static void check_forgotten_buffer(int before) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   int rank = rank_of(moving.comm);

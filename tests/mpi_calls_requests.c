@@ -40,9 +40,10 @@ static void finish_request(struct mpi_tensors *flight, int t, bool test) {
 
 static bool is_poisoned(int t, int poisoned) { return poisoned >= 0 && t % 2 == poisoned; }
 
-/* Ranks wait in different orders, some by testing requests, while the library learns the loop of
- * calls and while it follows the loop. On one rank a value of two tensors is not finite. The sums
- * of these two tensors must then not be finite either, and all other sums must be correct. */
+/* Waits for requests in a different order on each rank, on some ranks by testing. The library first
+ * learns the loop of calls and then follows it. In some steps two tensors of rank 0 have a value
+ * that is not finite. The sums of these two must not be finite either, and all other sums must be
+ * correct. */
 static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
   int rank = rank_of(flight->comm);
   for (int step = 0; step < steps; step++) {
@@ -65,8 +66,8 @@ static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
   }
 }
 
-/* A rank moves the send buffers of tensors in turn, so that two of the calls in flight are
- * withdrawn. Meanwhile blocking calls of the library and of MPI are made. */
+/* One rank changes the send buffers of two tensors in some steps, so that the ranks withdraw two of
+ * the calls in flight. Meanwhile all ranks make blocking calls of the library and of MPI. */
 static void check_withdrawn_calls(struct mpi_tensors *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
@@ -109,8 +110,8 @@ RankedTest(mpi_calls_requests, are_done_in_any_order) {
   mpi_tensors_free(&flight);
 }
 
-/* Uses two communicators. One rank waits for the first communicator's call first, another rank for
- * the second's. Both calls are withdrawn. */
+/* Uses two communicators. One rank first waits for the call on the first communicator, another rank
+ * for the call on the second. Both calls are withdrawn. */
 RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
   struct mpi_tensors flights[2] = {mpi_tensors_make(COUNT), mpi_tensors_make(COUNT)};
   for (int step = 0; step < 12; step++)
@@ -211,8 +212,8 @@ RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
 
 /* ---- Memory and threads ---- */
 
-/* Makes the first, the second, ... allocation of a rank fail. No rank waits for ever, and the sums
- * are correct. */
+/* Makes the first, the second, ... allocation of a rank fail. No rank may wait for ever, and the
+ * sums must be correct. */
 RankedTest(mpi_calls_requests, do_without_memory) {
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
     check_case("allocation %d fails", n);
@@ -241,8 +242,7 @@ static void *make_calls_in_thread(void *argument) {
   return NULL;
 }
 
-/* Waits in one thread for requests that another thread starts, while the other thread starts
- * more. */
+/* Waits for requests that another thread has started, while that thread starts more requests. */
 static void *wait_in_thread(void *argument) {
   struct mpi_tensors *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));

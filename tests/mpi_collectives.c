@@ -1,4 +1,4 @@
-/* Plans over MPI: the scenarios of the loopback tests, and features that only MPI has. */
+/* Tests plans over MPI: the scenarios of the loopback tests, and features that only MPI has. */
 #include "base/memory.h"
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
@@ -45,8 +45,9 @@ RankedTest(mpi_collectives, climb_and_descend) {
 }
 
 /*
- * Nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on subsets of
- * its ranks. Also requests on several communicators, for which ranks wait in different order.
+ * Tests nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on
+ * subsets of its ranks, and requests on several communicators that ranks wait for in different
+ * orders.
  */
 
 static void run_scenarios(MPI_Comm comm) {
@@ -124,10 +125,11 @@ RankedTest(mpi_requests, in_flight_on_any_communicator) {
   check_waits_across_comms(rank);
 }
 
-/* Wrong arguments, and arguments on which ranks disagree, over MPI: the scenarios of
+/* Tests wrong arguments, and arguments that differ between ranks, over MPI: the scenarios of
  * test_wrong_calls.c, and errors that only MPI has. */
 
-/* A handle that creation functions must overwrite when they fail. No code reads through it. */
+/* A handle with a nonzero value, which creation functions must overwrite if they fail. It is never
+ * dereferenced. */
 static char stale;
 static onebit_comm_t stale_comm(void) { return (onebit_comm_t)(void *)&stale; }
 
@@ -158,7 +160,7 @@ static void check_inter_communicator(int rank, int size) {
 }
 
 /* Makes the first, the second, ... allocation of a rank fail while a communicator is created. The
- * other ranks get an error. */
+ * other ranks must get an error. */
 static void check_memory(int rank, int size) {
   for (int culprit = 0; culprit < size; culprit++)
     for (long n = 1, done = 0; !done; n++) {
@@ -212,8 +214,8 @@ RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
 }
 
 /*
- * Waits over MPI: for a rank that does not call, in each schedule. Also messages that arrive after
- * the call has failed, and communicators that are destroyed after MPI_Finalize.
+ * Tests waiting over MPI for a rank that does not call, in each schedule; messages that arrive
+ * after the call has failed; and communicators that are destroyed after MPI_Finalize.
  */
 
 static void wait_for_all_ranks(void) { MPI_Barrier(MPI_COMM_WORLD); }
@@ -253,8 +255,8 @@ static struct ob_batch *begin_batch(onebit_comm_t comm, void *data, size_t bytes
   return batch;
 }
 
-/* Rank 0 gives up a receive before rank 1 sends. The message must go to the next receive, not to
- * memory that the program may use again. */
+/* Cancels a receive on rank 0 before rank 1 sends. The message must go to the next receive, not to
+ * the cancelled receive's buffer, which the program may already use for something else. */
 static void check_late_message(onebit_comm_t comm, void *context) {
   size_t bytes = *(const size_t *)context;
   bool sends = onebit_comm_rank(comm) == 1;

@@ -1,8 +1,7 @@
 /*
- * Plans on a CUDA device over MPI must give the bits of plans on the host, also when only the odd
- * ranks have a device. Optimizers exchange through plans and are tested in
- * tests/gpu/test_optimizers.c. The tests are skipped if the library is built without CUDA or the
- * machine has no device.
+ * Tests plans on a CUDA device over MPI. Results must have the same bits as on the host, also if
+ * only the odd ranks have a device. tests/gpu/test_optimizers.c tests optimizers on devices. The
+ * tests are skipped if the library is built without CUDA or the machine has no device.
  */
 #include "tests/support_mpi.h"
 
@@ -32,7 +31,8 @@ static void skip_without_device(void) {
     cr_skip_test("no CUDA device: %s", cudaGetErrorString(error));
 }
 
-/* The ranks that are on the device. */
+/* The memory space of the ranks' plans: all on the host, all on a device, or odd ranks on a
+ * device. */
 enum job { ALL_HOST, ALL_DEVICE, ODD_DEVICE };
 
 static onebit_device_t find_device(enum job job, int rank) {
@@ -132,8 +132,8 @@ Test(mpi_device, plans_equal_the_host) {
   mpi_end();
 }
 
-/* Returns the number of messages of a plan. Plans that are only on devices have longer messages
- * than plans on processors. A plan on both uses the message length for processors. */
+/* Returns the number of messages of a plan. If all ranks have devices, messages are longer than on
+ * processors. If only some ranks have devices, messages have the length for processors. */
 static size_t count_messages(onebit_comm_t comm, enum job job) {
   const size_t count = 500000 * (size_t)onebit_comm_size(comm);
   onebit_plan_options_t options = {.size = sizeof options, EXCHANGE};
@@ -201,9 +201,9 @@ static void create_mixed_optimizer(onebit_comm_t comm, onebit_schedule_t schedul
   release_memory(options.common.device, arrays);
 }
 
-/* If messages of devices go through host memory, ranks of a host share that memory, as ranks on
- * processors do. If the transport sends device memory itself, a job with ranks of both kinds is
- * refused unless it names the exchange schedule. */
+/* Checks a job in which only some ranks have devices. If the transport needs messages in host
+ * memory, ranks of a host share memory, as without devices. If it sends device memory itself, the
+ * job must be refused, unless its options name the exchange schedule. */
 static void check_mixed_job(onebit_comm_t comm, void *context) {
   bool shared = !(comm->transport->device_messages && comm->transport->device_messages());
   (void)context;

@@ -1,4 +1,4 @@
-/* Optimizers and outer steps over MPI. */
+/* Tests optimizers and outer steps over MPI. */
 #include "onebit/mpi.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
@@ -22,8 +22,8 @@ static void check_adam(const struct adam_case *what) {
   adam_release(&run);
 }
 
-/* Runs a case in one exchange with one scale. Then runs it in buckets, with steps that all ranks
- * must skip, other types, clipping, and missing gradients. */
+/* Runs a case with one bucket and one scale. Then runs it with several buckets, steps that all
+ * ranks must skip, other dtypes, clipping, and missing gradients. */
 static void check_buckets(struct adam_case what) {
   what.options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   check_adam(&what);
@@ -47,7 +47,7 @@ static void check_buckets(struct adam_case what) {
   }
 }
 
-/* Runs a case with the schedule that the plan chooses, and with DeepSpeed's formulas. */
+/* Runs a case with the schedule that the library chooses, and with DeepSpeed's formulas. */
 static void check_profiles(struct adam_case what) {
   check_adam(&what);
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
@@ -89,7 +89,8 @@ static void check_zero_one(const struct zero_one_case *what) {
   zero_one_release(&run);
 }
 
-/* The plan may choose only among the schedules of an optimizer: an allgather has no servers. */
+/* Tests 0/1 Adam. The library may choose only a schedule that an optimizer can use: an allgather
+ * has no servers. */
 RankedTest(mpi_optimizers, zero_one_adam) {
   struct zero_one_case what = {.adam = make_case(NULL, 0), .options = zero_one_options(10)};
   onebit_optimizer_options_t *common = &what.adam.options.common;
@@ -104,7 +105,8 @@ RankedTest(mpi_optimizers, zero_one_adam) {
   common->profile = ONEBIT_PROFILE_DEEPSPEED;
   common->gradient_dtype = ONEBIT_BFLOAT16;
   check_zero_one(&what);
-  what.poison = NAN; /* in every other call: all ranks skip it, or in a local step only this rank */
+  what.poison = NAN; /* in every other call; all ranks skip such a call, but if it is a local step,
+                      * only this rank does */
   what.poisoned_rank = what.adam.size - 1;
   check_zero_one(&what);
   common->profile = ONEBIT_PROFILE_DEFAULT;
@@ -114,8 +116,8 @@ RankedTest(mpi_optimizers, zero_one_adam) {
 }
 
 /*
- * Checkpoints over MPI. A run continues exactly after saving in memory or in files. If saving or
- * loading fails on one rank, it fails on all ranks.
+ * Tests checkpoints over MPI. After saving and loading, in memory or in files, a run must continue
+ * exactly. If saving or loading fails on one rank, it must fail on all ranks.
  */
 
 enum { SAVED_AT = 5, STEPS = 9 };
@@ -201,7 +203,8 @@ Test(mpi_checkpoint, goes_on_exactly) {
   remove_directories(&run, rank);
 }
 
-/* Makes one rank's disk full, and afterwards damages one rank's part. */
+/* Makes saving fail on one rank, as if its disk were full. Then damages the checkpoint part of one
+ * rank. */
 static void check_failure_on_one_rank(onebit_comm_t comm, void *context) {
   struct mpi_run *run = context;
   const char *path = run->directories.saved;
@@ -231,7 +234,7 @@ static void check_failure_on_one_rank(onebit_comm_t comm, void *context) {
   }
   MPI_Barrier(MPI_COMM_WORLD);
   CHECK_STATUS(onebit_optimizer_load_files(trainee.optimizer, path), ONEBIT_ERROR_CHECKPOINT);
-  CHECK_WORDS("part-1-0: truncated: 777 of ");
+  CHECK_WORDS("part-1-0 is truncated: it has 777 of ");
   trainee_step(&trainee, 1);
   trainee_destroy(&trainee);
 }
@@ -247,13 +250,14 @@ Test(mpi_checkpoint, fails_together) {
   remove_directories(&run, rank);
 }
 
-/* The outer step between sites over MPI. A late site is left out of a round, and none of its
- * changes is lost. */
+/* Tests the outer step between sites over MPI. A site that is late is left out of a round, but none
+ * of its changes may be lost. */
 
 enum { COUNT = 1000, H = 3, DRIFTS = 8 * H };
 
-/* Each rank is a site whose parameters drift by the site's own constant. With a quorum of all sites
- * no site is left out, although all may be late. All sites end at the sum of the mean drifts. */
+/* Each rank is a site that adds a constant of its own to the parameters in each step (its drift).
+ * With a quorum of all sites no site is left out, although all may be late. All sites must end at
+ * the sum of the mean drifts. */
 static void check_drifting_sites(onebit_comm_t between, void *context) {
   const int site = onebit_comm_rank(between), sites = onebit_comm_size(between);
   const int *quorum = context;

@@ -1,4 +1,5 @@
-/* Wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls that one rank does not make. */
+/* Tests wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls that one rank does not
+ * make. */
 #include <limits.h>
 
 #include "dropin/mpi/exchange.h"
@@ -16,7 +17,7 @@ static void note_error(MPI_Comm *comm, int *code, ...) {
   handled++;
 }
 
-/* True if the code is of this class, and the error handler was called exactly once. */
+/* True if the error class of `code` is `wanted`, and the error handler was called exactly once. */
 static bool is_refused(int code, int wanted) {
   bool once = handled == 1;
   handled = 0;
@@ -27,8 +28,8 @@ static void add_nothing(void *from, void *to, int *count, MPI_Datatype *type) {
   (void)from, (void)to, (void)count, (void)type;
 }
 
-/* Requires that the call invokes the error handler once and returns an error of this class, with a
- * message that contains `part`. */
+/* Checks that the call invokes the error handler once and returns an error of class `wanted`, with
+ * a message that contains `part`. */
 #define WRONG_MPI(function, arguments, wanted, part)                                               \
   WRONG_VALUE(function, arguments, is_refused(function arguments, (wanted)), part)
 
@@ -102,7 +103,7 @@ static void wrong_requests(MPI_Comm comm) {
   gone = persistent;
   CHECK(ONEBIT_Request_free(&persistent) == MPI_SUCCESS, "the request is not freed");
   wrong_handle(once, "request is 0x");
-  wrong_handle(gone, "not an ONEBIT_Request that exists (finished, or never created)");
+  wrong_handle(gone, "not an ONEBIT_Request that exists (it is finished, or was never created)");
   wrong_handle((ONEBIT_Request)(void *)foreign, "not an ONEBIT_Request that exists");
   onebit_comm_t self = self_comm();
   wrong_handle((ONEBIT_Request)(void *)self, "which is a communicator");
@@ -134,7 +135,8 @@ RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
 }
 
-/* Calls of onebit/mpi_calls.h that are refused on all ranks, so that no rank waits for ever. */
+/* Tests calls of onebit/mpi_calls.h that must be refused on all ranks, so that no rank waits for
+ * ever. */
 
 static void check_refused(int code, int wanted, const char *word) {
   CHECK(is_refused(code, wanted), "class %d, not %d", error_class_of(code), wanted);
@@ -161,7 +163,8 @@ static void check_refused_counts(MPI_Comm comm, int rank) {
                   "differs between ranks");
 }
 
-/* If one rank's environment is wrong, every rank gets an error, and the next call succeeds. */
+/* Sets a wrong environment variable on one rank. Every rank must get an error, and the next call
+ * must succeed. */
 static void check_refused_environments(int rank, MPI_Errhandler handler) {
   static const char *const wrong[][2] = {{"ONEBIT_CODEC", "abacus"}, {"ONEBIT_PROGRESS", "none"}};
   static float a[COUNT], b[COUNT];
@@ -182,7 +185,7 @@ static void check_refused_environments(int rank, MPI_Errhandler handler) {
   }
 }
 
-/* MPI's own reductions refuse ONEBIT_AVG, since they do not compute means. */
+/* Checks that MPI's own reductions refuse ONEBIT_AVG, since they cannot compute means. */
 static void check_mean_outside_library(void) {
   float mine = 1, result = 1;
   MPI_Allreduce(&mine, &result, 1, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
@@ -211,9 +214,9 @@ Test(mpi_calls_arguments, are_refused_where_they_are_wrong) {
   mpi_end();
 }
 
-/* Calls of onebit/mpi_calls.h that one rank does not make. After ONEBIT_TIMEOUT the other ranks get
- * an error that names this rank. The timeout is not shorter because the other ranks' own calls must
- * arrive within it. */
+/* Tests calls of onebit/mpi_calls.h that one rank does not make. After ONEBIT_TIMEOUT the other
+ * ranks must get an error that names this rank. A shorter timeout could also expire if one of the
+ * other ranks is merely slow. */
 
 #define TIMEOUT "2"
 
@@ -221,7 +224,7 @@ static int call_allreduce(MPI_Comm comm, const float *from, float *to, int count
   return ONEBIT_Allreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm);
 }
 
-/* Waits as dense calls do. */
+/* Makes an MPI_Iallreduce and waits for it as the library waits for dense calls. */
 static int call_dense(MPI_Comm comm, const float *from, float *to, int count) {
   MPI_Request request;
   MPI_Iallreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm, &request);
@@ -230,7 +233,8 @@ static int call_dense(MPI_Comm comm, const float *from, float *to, int count) {
 
 typedef int mpi_call(MPI_Comm comm, const float *from, float *to, int count);
 
-/* The last rank calls after the others got their errors. It gets an error as well. */
+/* Makes a call on all ranks except the last. The last rank calls after the others got their errors,
+ * and must get an error as well. */
 static void check_missing_last_rank(mpi_call *call, bool late_fails) {
   int rank = rank_of(MPI_COMM_WORLD), last = size_of(MPI_COMM_WORLD) - 1;
   MPI_Comm comm = duplicate_world();
@@ -252,7 +256,7 @@ static void check_missing_last_rank(mpi_call *call, bool late_fails) {
     MPI_Send(NULL, 0, MPI_BYTE, last, 0, MPI_COMM_WORLD);
   }
   CHECK(rank != last || !late_fails || code != MPI_SUCCESS, "it finds all well");
-  MPI_Barrier(MPI_COMM_WORLD); /* lets the last rank learn of the error */
+  MPI_Barrier(MPI_COMM_WORLD); /* gives the last rank time to receive the error */
   CHECK(call_allreduce(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
   MPI_Barrier(MPI_COMM_WORLD);
 }

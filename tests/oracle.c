@@ -1,5 +1,5 @@
-/* The collectives of the oracle. The worker computes compensated values and takes their signs and
- * scales. The server averages these, and takes signs and scales of the average. */
+/* The oracle's collectives. A worker computes compensated values, and their signs and scales. A
+ * server averages the workers' values, and computes signs and scales of the average. */
 #include "tests/oracle.h"
 
 #include <float.h>
@@ -19,7 +19,8 @@ static uint16_t float_to_bfloat16(float value) {
   uint32_t word;
   memcpy(&word, &value, sizeof word);
   if (isnan(value))
-    return (uint16_t)(word >> 16 | 0x40); /* keeps it a NaN when its low bits are cut off */
+    return (uint16_t)(word >> 16 | 0x40); /* the result stays a NaN although the low bits are cut
+                                           * off */
   uint32_t rest = word & 0xffff, kept = word >> 16;
   return (uint16_t)(kept + (rest > 0x8000 || (rest == 0x8000 && (kept & 1))));
 }
@@ -131,8 +132,8 @@ double oracle_total(struct oracle_sum *sum) {
   return sum->lane[0];
 }
 
-/* Returns the sum of a run's magnitudes or squares, according to the rule. Each value is first
- * multiplied by the factor. */
+/* Returns the sum of a run's magnitudes or squares, as the scale rule requires. Each value is first
+ * multiplied by `factor`. */
 static float sum_magnitudes(const float *values, float factor, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++) {
@@ -172,9 +173,10 @@ static void decode_signs(const float *values, const struct oracle_run *run, floa
     decoded[i] = copysignf(scale, values[i]);
 }
 
-/* Returns the level that is nearest to `ratio`, a value divided by its scale. 2 bits have halves as
- * levels. 4 bits have whole numbers, with ties to even. 8 bits have numbers of four significant
- * binary digits from 1.125 * 2^-15 to 1.875, and 0, with ties away from zero. */
+/* Returns the level that is nearest to `ratio`, a value divided by its scale. With 2 bits, levels
+ * are odd multiples of a half. With 4 bits, they are whole numbers, with ties to even. With 8 bits,
+ * they are 0 and numbers with four significant binary digits from 1.125 * 2^-15 to 1.875, with ties
+ * away from zero. */
 static float find_level(float ratio, int bits) {
   if (bits == 2)
     return fminf(fmaxf(rintf(ratio - 0.5f), -2), 1) + 0.5f;
@@ -201,7 +203,8 @@ static float find_level_scale(const float *values, size_t count, float squares, 
   return scale < FLT_MIN ? 0 : scale;
 }
 
-/* Decodes values as levels times the scale. The scale is multiplied by `part` first. */
+/* Computes the values that a receiver decodes: levels times the scale, which is first multiplied by
+ * `part`. */
 static void decode_levels(const float *values, size_t count, int bits, float scale, float part,
                           float *decoded) {
   float inverse = scale > 0 ? 1 / scale : 0;
@@ -209,8 +212,8 @@ static void decode_levels(const float *values, size_t count, int bits, float sca
     decoded[i] = find_level(values[i] * inverse, bits) * (scale * part);
 }
 
-/* Quantises consecutive runs to levels. `parts` gets the decoded values divided by the number of
- * workers, unless it is NULL. */
+/* Quantises consecutive runs to levels. If `parts` is not NULL, it gets the decoded values divided
+ * by the number of workers. */
 static bool quantize_levels(const struct oracle *oracle, const struct oracle_run *runs,
                             size_t run_count, const float *values, float *decoded, float *parts) {
   int bits = oracle->options.bits;
@@ -228,15 +231,15 @@ static bool quantize_levels(const struct oracle *oracle, const struct oracle_run
   return true;
 }
 
-/* Returns the value after it was stored as a result of the dtype and read back. */
+/* Returns the value after storing it as a result of the dtype and reading it back. */
 static float round_to_dtype(float value, onebit_dtype_t dtype) {
   float room;
   oracle_store_result(&room, 0, dtype, value);
   return oracle_load(&room, 0, dtype);
 }
 
-/* Decodes the signs of values as +scale or -scale, over consecutive runs. The scale is rounded to
- * `dtype`. Returns false if a sum is not finite. */
+/* Computes the values that a receiver decodes from signs, +scale or -scale, run by run. Scales are
+ * rounded to `dtype`. Returns false if a sum is not finite. */
 static bool quantize_runs(const struct oracle *oracle, const struct oracle_run *runs,
                           size_t run_count, const float *values, float *decoded, float *parts,
                           onebit_dtype_t dtype) {
@@ -287,8 +290,8 @@ static void keep_worker_errors(struct oracle *oracle) {
     oracle->worker_error[i] = oracle->compensated[i] - oracle->decoded[i];
 }
 
-/* Returns the mean over the ranks of the values that they sent, added in rank order. The scales
- * already contain the division. */
+/* Computes the mean of the values that the ranks sent, added in rank order. The scales are already
+ * divided by the number of ranks. */
 static void average_parts(const struct oracle *oracle, float *mean) {
   for (size_t i = 0; i < oracle->elements; i++) {
     float sum = oracle->parts[i];
@@ -388,7 +391,7 @@ static bool gather_dense(const struct oracle *oracle, const float *const *inputs
   return true;
 }
 
-/* Makes a call with ONEBIT_WIRE_DENSE: the mean in float32, without residuals. */
+/* Makes a call with ONEBIT_WIRE_DENSE, which computes the mean in float32, without residuals. */
 static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
   if (oracle->options.operation == ONEBIT_ALLGATHER)
     return gather_dense(oracle, inputs, result);
@@ -407,8 +410,8 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
   return true;
 }
 
-/* Loads the input of a worker. This is a rank's input, or the mean of the inputs of a host's ranks,
- * added in rank order. */
+/* Loads the input of worker w: a rank's input, or, if the worker is a host, the mean of its ranks'
+ * inputs, added in rank order. */
 static void load_worker(const struct oracle *oracle, const void *const *inputs, float *values) {
   onebit_dtype_t dtype = oracle->options.dtype;
   for (size_t i = 0; i < oracle->valid; i++) {

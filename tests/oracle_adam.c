@@ -1,5 +1,5 @@
-/* 1-bit Adam of the oracle, in float32. The operations have the order in which the public header
- * writes them. */
+/* The oracle's 1-bit Adam, in float32. The operations have the same order as in the public header's
+ * formulas. */
 #include "tests/oracle.h"
 #include "tests/support.h"
 
@@ -22,9 +22,9 @@ static bool is_deepspeed(const struct oracle_adam *adam) {
   return adam->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Returns the exchange of the last compressed tensors before tensor *end, and sets *end to the
- * first of these tensors. The exchange has at least bucket_size elements, or all tensors if
- * bucket_size is 0. */
+/* Returns the next exchange: the last compressed tensors before tensor *end, with at least
+ * bucket_size elements, or all of these tensors if bucket_size is 0. Sets *end to the exchange's
+ * first tensor. */
 static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size_t *end) {
   struct oracle_exchange next = {.tensor = allocate(adam->tensors, sizeof(size_t))};
   size_t wanted = is_deepspeed(adam) ? 1 : adam->options.common.bucket_size;
@@ -35,7 +35,7 @@ static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size
     if (is_deepspeed(adam) ? next.tensors == 1
                            : wanted && next.total >= wanted && adam->count[t] > 0)
       break;
-    next.tensor[next.tensors++] = t; /* put in order below */
+    next.tensor[next.tensors++] = t; /* in reverse order, corrected below */
     next.total += adam->count[t];
   }
   for (size_t k = 0; k < next.tensors / 2; k++) {
@@ -158,7 +158,7 @@ float oracle_bound_step(const struct oracle_adam *adam, float step) {
   return is_deepspeed(adam) ? step : fmaxf(-ONEBIT_STEP_BOUND, fminf(ONEBIT_STEP_BOUND, step));
 }
 
-/* Returns the mean of element i over consecutive ranks. */
+/* Returns the mean of element i over `count` consecutive ranks. */
 static float average_ranks(const float *const *values, float factor, int count, size_t i) {
   float sum = factor * values[0][i];
   for (int r = 1; r < count; r++)
@@ -190,7 +190,7 @@ float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
   return sum * (1.0f / (float)adam->size);
 }
 
-/* Records the norm of the variance after step t = steps, for the decision to freeze. */
+/* Records the norm of the variance after the current step, for the decision when to freeze. */
 static void record_norm(struct oracle_adam *adam) {
   double sum = 0.0, t = (double)adam->steps;
   for (size_t i = 0; i < adam->total; i++)
@@ -288,7 +288,7 @@ static void make_warmup_step(struct oracle_adam *adam, float learning_rate) {
     oracle_freeze(adam);
 }
 
-/* True for a single rank in profile deepspeed, which exchanges nothing, so that its momentum stays
+/* True for a single rank in profile deepspeed. It exchanges nothing, so that its momentum stays
  * exact. */
 static bool is_alone(const struct oracle_adam *adam) {
   return is_deepspeed(adam) && adam->size == 1;
@@ -371,7 +371,7 @@ static float momentum_input(const void *context, const struct oracle_exchange *e
   return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
 }
 
-/* --- Sharded: gradients are sent, and steps or parameters come back */
+/* --- Sharded state: ranks send gradients, and receive steps or parameters */
 
 static float gradient_input(const void *context, const struct oracle_exchange *exchange, size_t w,
                             size_t at, size_t i) {
@@ -380,8 +380,8 @@ static float gradient_input(const void *context, const struct oracle_exchange *e
   return given->adam->gradient_factor * given->gradients[w][i];
 }
 
-/* Computes the new momentum and the step of the elements of an exchange, in the exchange's order.
- * The momentum replaces the mean gradient. */
+/* Computes the new momentum and the step of an exchange's elements, in their order in the exchange.
+ * The new momentum replaces the mean gradient in `mean`. */
 static void compute_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                           float *mean, float *step) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
@@ -395,8 +395,8 @@ static void compute_share(const struct oracle_adam *adam, const struct oracle_ex
     }
 }
 
-/* Sends every worker's gradients to the servers, which store the momentum. In mode STEP the servers
- * send the steps back compressed. */
+/* Sends every worker's gradients to the servers, which store the momentum. With
+ * ONEBIT_ADAM_EXCHANGE_STEP the servers send the steps back compressed. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
   float **inputs = oracle_inputs(adam, exchange, gradient_input, given);
@@ -451,8 +451,8 @@ static void make_compressed_step(struct oracle_adam *adam, float learning_rate) 
       oracle_apply_step(adam, k, adam->step, learning_rate);
 }
 
-/* Averages the gradients and exchanges the momentum. Returns false if a value overflows. Tests of
- * an overflow have a single exchange, so nothing has changed in that case. */
+/* Averages the gradients and exchanges the momentum. Returns false if a value overflows. Tests in
+ * which values overflow have a single exchange, so that nothing has changed then. */
 static bool prepare_step(struct oracle_adam *adam, const float *const *gradients) {
   return oracle_average_gradients(adam, gradients) &&
          (!adam->compressed || exchange_momentum(adam, gradients));

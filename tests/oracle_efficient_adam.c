@@ -1,4 +1,4 @@
-/* Efficient-Adam of the oracle, in float32, with the formulas of the public header. */
+/* The oracle's Efficient-Adam, in float32, with the formulas of the public header. */
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 
@@ -14,7 +14,8 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   return oracle_adam_create(size, hosts, tensors, count, &adam);
 }
 
-/* Creates an Adam for the warm-up. Its messages have more bits and one scale for each block. */
+/* Creates the struct oracle_adam whose exchanges the warm-up uses. Its messages have more bits and
+ * one scale for each block. */
 static struct oracle_adam *create_warmup(int size, int hosts, const onebit_tensor_t *tensors,
                                          size_t count,
                                          const onebit_efficient_adam_options_t *options) {
@@ -102,8 +103,8 @@ static float round_to_bfloat16(float value) {
   return value;
 }
 
-/* Returns a worker's estimate of the second moment of the mean gradient, without bias. The worker's
- * own moment is v, and was `old` before this step. `begins` is true if the last step of the
+/* Returns a worker's unbiased estimate of the mean gradient's second moment. The worker's own
+ * moment is v, and was `old` before this step. `begins` is true if the previous step of the
  * element's block was 0. */
 static float estimate_moment(const struct oracle_efficient_adam *oracle, bool begins, float v,
                              float old) {
@@ -126,14 +127,15 @@ static float compute_input(const struct oracle_efficient_adam *oracle, size_t w,
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
   float mean = estimate_moment(oracle, begins, v, *moment) + (epsilon * epsilon + floor);
-  /* Just after the warm-up the residual is the momentum. */
+  /* In the first step after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
   *moment = oracle_rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
   float weight = (float)(1.0 - b1) * (oracle->gain != 0.0 ? (float)oracle->gain : 1.0f);
   return (float)b1 * state->momentum[i] + weight * (g * oracle_reciprocal_root(mean));
 }
 
-/* Returns, for each element of the exchange, true if the last step of its whole block was 0. */
+/* Returns an array with an entry for each element of the exchange: true if the previous step of the
+ * element's whole block was 0. */
 static bool *find_zero_blocks(const struct oracle_adam *state,
                               const struct oracle_exchange *exchange) {
   const struct oracle *oracle = exchange->oracle;
@@ -151,8 +153,8 @@ static bool *find_zero_blocks(const struct oracle_adam *state,
   return begins;
 }
 
-/* Finds the runs first .. end - 1 around run k. They are in the tensor of run k, and the same rank
- * of a host compresses them. */
+/* Finds the runs first .. end - 1, which include run k, belong to the same tensor, and are
+ * compressed by the same rank of a host. */
 static void find_part(const struct oracle_exchange *exchange, const size_t *tensor, size_t k,
                       size_t *first, size_t *end) {
   const struct oracle *runs = exchange->oracle;
@@ -165,7 +167,7 @@ static void find_part(const struct oracle_exchange *exchange, const size_t *tens
       break;
 }
 
-/* Returns the tensor of each run, numbered within the exchange. */
+/* Returns an array with the tensor of each run; tensors are numbered within the exchange. */
 static size_t *find_tensors(const struct oracle_adam *state,
                             const struct oracle_exchange *exchange) {
   const struct oracle *runs = exchange->oracle;
@@ -179,7 +181,7 @@ static size_t *find_tensors(const struct oracle_adam *state,
 }
 
 /* Returns the mean moment of a sample of words of 32 elements, from word `start` on, within
- * elements first .. end - 1. Each lane is summed first, and then the lanes are added. */
+ * elements first .. end - 1. Adds the elements of each lane first, and then the lanes. */
 static float average_sample(const float *moment, size_t first, size_t end, size_t start,
                             size_t step) {
   size_t words = 0, total = (end - first + 31) / 32;
@@ -224,7 +226,7 @@ static float *find_floors(const struct oracle_efficient_adam *oracle,
   return floors;
 }
 
-/* The state of a step. step_input updates the moments. */
+/* The data of a step. step_input also updates the moments. */
 struct step {
   const struct oracle_efficient_adam *oracle;
   const bool *begins;
@@ -270,8 +272,8 @@ static bool exchange_all(struct oracle_efficient_adam *oracle) {
   return done;
 }
 
-/* Returns the norm of the parameters divided by the norm of the step. In that step the momentum has
- * the factor 2/3. */
+/* Returns the norm of the parameters divided by the norm of the step. This step has 2/3 of the
+ * momentum. */
 static double compute_trust_ratio(struct oracle_lamb *lamb, size_t k) {
   const struct oracle_adam *state = lamb->state;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -298,7 +300,7 @@ static void apply_step(struct oracle_efficient_adam *oracle, size_t k, float lea
 
 /* --- The warm-up: gradients are divided by the root of moments that are the same on all workers */
 
-/* Computes the divisors of step t from the moments before it. */
+/* Computes the divisors of step t from the moments before step t. */
 static void find_divisors(struct oracle_efficient_adam *oracle,
                           const struct oracle_exchange *exchange, double t) {
   const struct oracle_adam *state = oracle->state;
@@ -329,7 +331,7 @@ static float divided_gradient(const void *context, const struct oracle_exchange 
   return fminf(fmaxf(x, -limit), limit);
 }
 
-/* Exchanges the divided gradients. The result becomes the `momentum` of the warm-up's Adam. */
+/* Exchanges the divided gradients. The result becomes the `momentum` of oracle->warm. */
 static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   for (size_t k = 0; k < state->exchange_count; k++)
@@ -360,8 +362,8 @@ static void apply_divided(struct oracle_efficient_adam *oracle, size_t k, float 
     state->parameter[i] = state->parameter[i] - learning_rate * state->factor[k] * update[i];
 }
 
-/* Ends the warm-up after its last step. Every worker's moments start as the moments of the mean
- * gradient times the number of workers. */
+/* Ends the warm-up after its last step. Every worker's second moments start as the second moments
+ * of the mean gradient, times the number of workers. */
 static void end_warm_up(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   bool quiet = true;
@@ -380,7 +382,8 @@ static void end_warm_up(struct oracle_efficient_adam *oracle) {
   state->freeze_step = state->steps;
 }
 
-/* Makes the dense optimizer's step. Its step number also counts from the first gradient on. */
+/* Makes the dense step of an uncompressed tensor. Its step number counts from the first step with a
+ * gradient, too. */
 static void step_uncompressed(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
   struct oracle_adam *state = oracle->state;
   state->steps -= oracle->zero_steps;

@@ -1,5 +1,5 @@
-/* 1-bit LAMB of the oracle. Elements are computed in float32, and the numbers of a tensor in
- * double. The operations have the order in which the public header writes them. */
+/* The oracle's 1-bit LAMB. Elements are computed in float32, and per-tensor coefficients in double.
+ * The operations have the same order as in the public header's formulas. */
 #include "tests/oracle_kinds.h"
 
 #include "tests/support.h"
@@ -30,8 +30,7 @@ static size_t pad_count(size_t count, size_t ranks) {
   return (count + quantum - 1) / quantum * quantum;
 }
 
-/* Returns one exchange of all compressed tensors, which replaces the exchanges of single
- * tensors. */
+/* Returns one exchange of all compressed tensors. It replaces the exchanges of one tensor each. */
 static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
   struct oracle_exchange all = {.tensor = allocate(state->tensors, sizeof(size_t))};
   for (size_t k = 0; k < state->tensors; k++)
@@ -49,7 +48,8 @@ static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
   return all;
 }
 
-/* Joins all tensors in one exchange. The padding is added as one more tensor. */
+/* Joins all tensors in one exchange, for profile deepspeed. The padding is added as one more
+ * tensor. */
 static void fuse_tensors(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
   struct oracle_exchange all = join_exchanges(state);
@@ -116,8 +116,8 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
 
 /* --- Norms */
 
-/* Returns the sum of squares of a tensor, by the runs of its exchange. In the exchange `before`
- * elements precede the tensor. */
+/* Returns the sum of squares of a tensor, summed by the runs of its exchange. `before` is the
+ * number of elements that precede the tensor in the exchange. */
 static double sum_exchanged_squares(const struct oracle *oracle, size_t before, size_t count,
                                     const float *values) {
   struct oracle_sum sum = {0};
@@ -129,8 +129,8 @@ static double sum_exchanged_squares(const struct oracle *oracle, size_t before, 
   return oracle_total(&sum);
 }
 
-/* Returns the sum of squares of a tensor that is in no exchange. It is added by blocks, or by runs
- * if one scale would cover more than a block. */
+/* Returns the sum of squares of a tensor that is in no exchange, summed by blocks, or by runs if
+ * the option is one scale for all blocks. */
 static double sum_dense_squares(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
   struct oracle_sum sum = {0};
@@ -201,8 +201,9 @@ static double momentum_level(const struct oracle_lamb *lamb, size_t k) {
   return count ? sqrt(oracle_lamb_squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
 }
 
-/* Sets the scalings of an exchange's tensors. A scaling is the average of the root mean squares of
- * the tensors' momenta, without zeros, divided by that of the tensor. */
+/* Sets the scalings of an exchange's tensors. A tensor's scaling is the average root mean square of
+ * all tensors' momenta, without those that are zero, divided by the root mean square of the
+ * tensor's own momentum. */
 static void scale_exchange(struct oracle_lamb *lamb, const struct oracle_exchange *exchange) {
   double sum = 0.0;
   int moving = 0;
@@ -266,7 +267,8 @@ static void store_result(struct oracle_lamb *lamb, const struct oracle_exchange 
     lamb->padding[i] = result[at++];
 }
 
-/* A single rank in profile deepspeed exchanges nothing. */
+/* Exchanges the tensors' momentum, except for a single rank in profile deepspeed, which exchanges
+ * nothing. */
 static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;
@@ -293,8 +295,8 @@ static bool exchange_all(struct oracle_lamb *lamb, const float *const *gradients
   return done;
 }
 
-/* Computes the update and the fresh variance of tensor k. Returns the largest quotient of
- * denominators. */
+/* Computes the update and the fresh variance of tensor k. Returns the largest quotient of the
+ * frozen and the fresh denominator over its elements. */
 static float update_tensor(struct oracle_lamb *lamb, size_t k) {
   struct oracle_adam *state = lamb->state;
   float w1 = (float)(1.0 - state->options.beta1);
@@ -348,7 +350,8 @@ bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
       step_compressed(lamb, k, learning_rate);
     else
       oracle_lamb_whole_step(lamb, k, learning_rate);
-  for (size_t i = 0; i < state->total; i++) /* the padding is not multiplied by beta1 */
+  for (size_t i = 0; i < state->total; i++) /* the momentum of the padding is not multiplied by
+                                             * beta1 */
     lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
   if (!state->compressed && oracle_must_freeze(state))
     freeze_variance(lamb);

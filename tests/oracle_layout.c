@@ -1,17 +1,18 @@
-/* Cuts a buffer of the oracle into shares, one for each server, and into runs. Each run has one
- * sum. */
+/* Cuts an oracle's buffer into shares, one for each server, and into runs, whose elements are
+ * summed together. */
 #include "tests/oracle.h"
 #include "tests/support.h"
 
-#define WORD       32   /* elements whose signs share a word; shares are counted in words */
-#define RUN        2048 /* elements summed together if a scale covers more elements */
-#define BLOCK_SIZE 2048 /* the default */
+#define WORD       32   /* elements whose signs are in one word; shares begin at words */
+#define RUN        2048 /* elements that are summed together if a scale covers more than these */
+#define BLOCK_SIZE 2048 /* the default block size */
 
 static size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
 
 static void add_run(struct oracle *oracle, size_t first, size_t count, int server) {
   struct oracle_run *runs =
-      realloc(oracle->runs, (oracle->run_count + 1) * sizeof *runs); /* simple; layouts are small */
+      realloc(oracle->runs, (oracle->run_count + 1) * sizeof *runs); /* grows by one each time,
+                                                                      * since layouts are small */
   cr_assert(runs, "no memory for runs");
   oracle->runs = runs;
   oracle->runs[oracle->run_count++] = (struct oracle_run){first, count, server};
@@ -27,8 +28,8 @@ static size_t share_begin(size_t k, size_t words, size_t size) {
   return words / size * k + words % size * k / size;
 }
 
-/* Returns the rank that serves a block whose first word is `word`: the last rank whose share begins
- * at this word or before it. */
+/* Returns the server of a block that begins at `word`: the last rank whose share begins at this
+ * word or before it. */
 static int find_server(size_t word, size_t words, int size) {
   int server = 0;
   while (server + 1 < size && share_begin((size_t)server + 1, words, (size_t)size) <= word)
@@ -36,8 +37,8 @@ static int find_server(size_t word, size_t words, int size) {
   return server;
 }
 
-/* Lays out one tensor of an allreduce, in blocks or, with one scale, in runs. Each of these belongs
- * to the server of its first word. */
+/* Lays out one tensor of an allreduce in blocks, or in runs if one scale covers all blocks. Each
+ * block or run belongs to the server of its first word. */
 static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, size_t word,
                            size_t words) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
@@ -58,8 +59,8 @@ static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_
   oracle->valid = oracle->elements = oracle->result_count = first;
 }
 
-/* Lays out one segment for each rank (reduce-scatter), or one segment for all ranks (allgather,
- * which has no server). */
+/* Lays out one segment for each rank (reduce-scatter), or a single segment (allgather, which has no
+ * servers). */
 static void lay_out_segments(struct oracle *oracle, size_t count, int segments) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
   for (int k = 0; k < segments; k++)
@@ -83,8 +84,8 @@ static void lay_out_part(struct oracle *oracle, size_t first, size_t end, size_t
     add_runs(oracle, begin, last - begin, RUN, (int)k);
 }
 
-/* Lays out the tensors one after the other, cut into P chunks. The padding to a multiple of P *
- * lcm(P, 8) belongs to the runs of the last tensor. */
+/* Lays out the tensors one after the other, and cuts them into P chunks for P ranks. The last
+ * tensor's runs include the padding to a multiple of P * lcm(P, 8) elements. */
 static void lay_out_deepspeed(struct oracle *oracle, const size_t *counts, size_t tensors) {
   size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8), count = 0;
   for (size_t t = 0; t < tensors; t++)
@@ -112,8 +113,8 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
     lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
 }
 
-/* Returns the number of the share that a rank serves. Its host determines the share, and its local
- * rank the segment that contains the share. */
+/* Returns the number of the share that a rank reduces. The buffer has one segment per local rank,
+ * and a segment has one share per host. */
 static int share_number(const struct oracle *oracle, int rank) {
   return rank % oracle->each * oracle->size + rank / oracle->each;
 }
@@ -131,7 +132,8 @@ static size_t share_first(const struct oracle *oracle, int share) {
   return oracle->elements;
 }
 
-/* Each rank of a host stores the shares of one segment, which has one share for each host. */
+/* Returns the first element of the worker residual that a rank stores. On a host with several
+ * ranks, each rank stores one segment, which has one share for each host. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank) {
   return oracle->each > 1 ? share_first(oracle, rank % oracle->each * oracle->size) : 0;
 }

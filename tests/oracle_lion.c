@@ -1,6 +1,6 @@
-/* Lion and 1-bit momentum SGD of the oracle, with the formulas of the public headers. They use the
- * tensors, exchanges and parameters of an Adam, but make their own steps. The Adam's beta1 is the
- * momentum, and its beta2 is Lion's beta3. */
+/* The oracle's Lion and 1-bit momentum SGD, with the formulas of the public headers. They use the
+ * tensors, exchanges and parameters of a struct oracle_adam, but make their own steps. Its option
+ * beta1 holds the momentum factor, and its option beta2 holds Lion's beta3. */
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 
@@ -99,9 +99,9 @@ static float take_direction(struct oracle_lion *lion, size_t i, float mean) {
   return (float)beta1 * before + (float)(1.0 - beta1) * mean;
 }
 
-/* Computes steps with one scale for each block, or with one scale for everything that a rank
- * serves. Elements without a direction alternate between + and -. If no element has a direction,
- * none moves. */
+/* Computes steps with one scale for each block, or with one scale for a server's whole share.
+ * Elements whose direction is zero get alternate signs, + and -. If all directions are zero, no
+ * element moves. */
 static void compute_steps(const struct oracle_run *runs, size_t count, const float *directions,
                           float *steps) {
   float most = 0.0f;

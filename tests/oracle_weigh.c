@@ -1,10 +1,10 @@
-/* Computes the factor of a step's gradients from accumulation, loss scale and clipping, and changes
- * the loss scale, as part of the oracle. */
+/* Computes the oracle's factor of a step's gradients from accumulation, loss scale and clipping,
+ * and changes the loss scale. */
 #include <math.h>
 
 #include "tests/oracle.h"
 
-#define RUN 2048 /* elements whose squares are added in float32, unless blocks are smaller */
+#define RUN 2048 /* elements whose squares are added in float32; fewer if blocks are smaller */
 
 struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks) {
   struct oracle_weigher weigher = {.options = *options, .ranks = ranks, .loss_scale = 1.0};
@@ -35,9 +35,8 @@ void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
   }
 }
 
-/* Returns the number of elements that one rank reduces before the next rank's share begins, with a
- * new run. Returns 0 if shares do not divide runs. Profile deepspeed pads each tensor and cuts it
- * into one share for each rank. */
+/* Returns the length of a rank's share in elements, if a new run begins at each share. Otherwise
+ * returns 0. Profile deepspeed pads each tensor and cuts it into one share for each rank. */
 static size_t share_length(const struct oracle_weigher *weigher, size_t count) {
   size_t multiple = 8, ranks = (size_t)weigher->ranks;
   if (weigher->share || weigher->options.profile != ONEBIT_PROFILE_DEEPSPEED)
@@ -56,8 +55,8 @@ static double sum_tensor_squares(const struct oracle_weigher *weigher, const flo
   if (run == 0 || run == ONEBIT_BLOCK_BUFFER ||
       weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     run = RUN;
-  size_t begun = weigher->share ? before % part : 0; /* elements of a share that precede the
-                                                      * tensor */
+  size_t begun = weigher->share ? before % part : 0; /* elements of the tensor's first share that
+                                                      * precede the tensor */
   struct oracle_sum sum = {0};
   for (size_t first = 0, length; first < count; first += length) {
     size_t into = part ? (begun + first) % part : first, left = count - first;

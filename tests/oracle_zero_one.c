@@ -1,5 +1,5 @@
-/* 0/1 Adam of the oracle, in float32. The operations have the order in which the public header
- * writes them. */
+/* The oracle's 0/1 Adam, in float32. The operations have the same order as in the public header's
+ * formulas. */
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 
@@ -28,8 +28,8 @@ static void exchange_bucket(struct oracle_adam *state, const struct oracle_excha
   free(output);
 }
 
-/* Sets the momentum of `state` to the mean of the exchanged values. The exchange is compressed, or
- * sends each tensor in float32. */
+/* Sets state->momentum to the mean of the exchanged values. The exchange is compressed if `bits` is
+ * true, and otherwise sends each tensor in float32. */
 static void exchange_values(struct oracle_adam *state, bool bits) {
   for (size_t k = 0; k < state->tensors; k++)
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -47,7 +47,7 @@ static float update_momentum(const struct oracle_zero_one *oracle, float momentu
   return b1 * momentum + w1 * gradient;
 }
 
-/* Returns sqrt(v^) + eps. */
+/* Returns sqrt(v^) + eps, where v^ is the bias-corrected variance. */
 static float root_of(const struct oracle_zero_one *oracle, float variance, size_t updates) {
   return sqrtf(variance) * oracle_variance_correction(oracle->state, updates) +
          (float)oracle->state->options.epsilon;
@@ -61,8 +61,8 @@ static float compute_denominator(const struct oracle_zero_one *oracle, size_t i)
   return still ? INFINITY : root_of(oracle, variance, oracle->updates);
 }
 
-/* Limits a movement, which is the sum of steps at these rates. Each step is at most
- * ONEBIT_STEP_BOUND, except in profile deepspeed. */
+/* Limits a movement, which is a sum of steps times learning rates; `rates` is the sum of these
+ * rates. The bound of each step is ONEBIT_STEP_BOUND. Profile deepspeed has no bound. */
 static float bound_movement(const struct oracle_zero_one *oracle, float movement, float rates) {
   float most = ONEBIT_STEP_BOUND * rates;
   return is_deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
@@ -106,7 +106,7 @@ static void make_compressed_step(struct oracle_zero_one *oracle, size_t k, float
   }
 }
 
-/* The new momentum of one element of one rank in a local step, and the movement of its
+/* The result of a local step for one element on one rank: the new momentum, and the movement of the
  * parameter. */
 struct moved {
   float momentum, move;
@@ -136,8 +136,9 @@ static void make_local_step(struct oracle_zero_one *oracle, size_t k, const floa
   }
 }
 
-/* Returns the factor by which weight decay reduces the anchor. It is 0 in profile deepspeed, where
- * the exchanged movements include the decay. */
+/* Returns the factor by which weight decay reduces the anchor (the parameter at the last
+ * synchronisation). It is 0 in profile deepspeed, where the exchanged movements include the
+ * decay. */
 static float anchor_decay(const struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   const struct oracle_adam *state = oracle->state;
   float rates = (float)(oracle->rates + (double)learning_rate);
@@ -183,7 +184,7 @@ static void synchronize_tensor(struct oracle_zero_one *oracle, size_t k, float l
 
 /* --- Steps */
 
-/* True if one rank's gradient is finite. Tensors that stay uncompressed are not checked. */
+/* True if one rank's gradients of the compressed tensors are finite. */
 static bool is_finite(const struct oracle_adam *state, const float *gradient) {
   for (size_t k = 0; k < state->tensors; k++)
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -216,9 +217,9 @@ static void count_step(struct oracle_zero_one *oracle, int sends, float learning
     freeze_variance(oracle);
 }
 
-/* Prepares the exchange. Before the local stage this is the exchange of gradients. In the local
- * stage, gradients of uncompressed tensors are exchanged and, in a synchronisation step, the
- * movements of the other tensors. Returns false if a value is not finite. */
+/* Prepares the exchange. Before the local stage, gradients are exchanged. In the local stage,
+ * uncompressed tensors exchange gradients, and in synchronisation steps the other tensors exchange
+ * movements. Returns false if a value is not finite. */
 static bool prepare_exchange(struct oracle_zero_one *oracle, int sends,
                              const float *const *gradients, float learning_rate) {
   struct oracle_adam *state = oracle->state;

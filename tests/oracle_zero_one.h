@@ -1,5 +1,5 @@
-/* 0/1 Adam of the oracle, with all ranks in one process. It uses the tensors, exchanges and
- * variance of the oracle's Adam, but makes its own steps. */
+/* The oracle's 0/1 Adam, with all ranks in one process. It uses the tensors, exchanges and variance
+ * of a struct oracle_adam, but makes its own steps. */
 #ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 #define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 
@@ -8,8 +8,8 @@
 enum { ORACLE_DENSE, ORACLE_BITS, ORACLE_NOTHING };
 
 /* The counters that decide what a step exchanges. Every step advances them, as in DeepSpeed's
- * ZeroOneAdam. The freeze comes after the same number of steps in both profiles: DeepSpeed freezes
- * after the first step whose number, counted from 2, exceeds the option. */
+ * ZeroOneAdam. Both profiles freeze the variance after the same number of steps. (DeepSpeed counts
+ * steps from 2, and freezes after the first step whose number exceeds the option.) */
 struct oracle_zero_one_clock {
   size_t update_scaler, step_scaler, clipper; /* the options */
   size_t left;                                /* steps before the freeze */
@@ -29,17 +29,17 @@ void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 
 /* Each rank has its own parameters and momentum, since they differ between synchronisations. */
 struct oracle_zero_one {
-  struct oracle_adam *state; /* its `momentum` is the result of an exchange */
+  struct oracle_adam *state; /* state->momentum is the result of an exchange */
   struct oracle_zero_one_clock clock;
   size_t ranks;
   float *parameter, *momentum, *moved, *sent; /* [ranks][total] */
   float *denominator, *anchor;                /* [total] */
   float gradient_factor;
   size_t updates, exchanges[3];
-  double rates, corrected_rates; /* since the last synchronisation */
+  double rates, corrected_rates; /* sums of learning rates since the last synchronisation */
 };
 
-/* Creates the optimizer as oracle_adam_create does. */
+/* Creates the optimizer with arguments as in oracle_adam_create. */
 struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebit_tensor_t *tensors,
                                                size_t count,
                                                const onebit_zero_one_adam_options_t *options);

@@ -1,5 +1,5 @@
-/* Checks that any thread can make, ranks that are threads, their data, running programs, and
- * checking the JSON that programs print. */
+/* Implements support.h: checks that any thread can make, ranks as threads and their data, and tests
+ * of programs and of the JSON that they print. */
 #include "tests/support.h"
 
 #include <ctype.h>
@@ -16,8 +16,8 @@ const size_t test_counts_count = sizeof test_counts / sizeof test_counts[0];
 const char *const test_codecs[] = {"scalar", "avx2", "avx512", "neon"};
 const size_t test_codecs_count = sizeof test_codecs / sizeof test_codecs[0];
 
-/* The number of failures that are printed, for all threads together, since a broken kernel fails
- * thousands of times. */
+/* The number of failures that all threads together print. A broken kernel fails thousands of
+ * times. */
 #define FAILURES_TOLD 5
 static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t failures;
@@ -177,9 +177,9 @@ const char *dtype_name(onebit_dtype_t dtype) {
   return dtype == ONEBIT_FLOAT32 ? "float32" : dtype == ONEBIT_BFLOAT16 ? "bfloat16" : "float16";
 }
 
-/* All periods are primes. Therefore none is aligned with words, blocks or runs, and the values of
- * different ranks and steps are never the same in these tests. The two odd divisors fill the
- * mantissa, so that sums are rounded and a wrong order of additions changes the result. */
+/* All periods are primes. Therefore none is aligned with words, blocks or runs, and ranks and steps
+ * have different values in these tests. The divisors 504.7 and 9973 fill the mantissa, so that sums
+ * are rounded and a wrong order of additions changes the result. */
 float input_value(size_t i, int rank, int step) {
   size_t k = i + (size_t)rank * 7919 + (size_t)step * 104729;
   if (k % 53 == 0 || (k / 2503) % 11 == 10)
@@ -226,10 +226,10 @@ bool pattern_holds(const void *buffer, size_t bytes) {
   return true;
 }
 
-/* Returns the bits of an element, for the message of a failure. */
+/* Returns the bits of an element, for a failure's message. */
 static unsigned bits_of(const void *array, size_t i, size_t size) {
   uint32_t word = 0;
-  memcpy(&word, (const char *)array + i * size, size); /* little-endian, as the wire format */
+  memcpy(&word, (const char *)array + i * size, size); /* little-endian, like the wire format */
   return word;
 }
 
@@ -287,8 +287,8 @@ void expect_output(const char *output, const char *part) {
   cr_expect(strstr(output, part), "\"%s\" does not contain \"%s\"", output, part);
 }
 
-/* ---- JSON by the grammar of RFC 8259: each function returns the end of the text it has read, or
- * NULL ---- */
+/* ---- JSON by the grammar of RFC 8259: each function returns the end of the text that it has read,
+ * or NULL if the text is invalid ---- */
 
 static const char *json_value(const char *at);
 

@@ -1,12 +1,12 @@
 /*
- * Common functions of the tests: ranks that are threads, checks that can be made on them,
+ * Common functions of the tests: ranks as threads, checks that these threads can make,
  * gradient-like data, buffers between guard pages, and comparison to the bit.
  *
  * A check that fails is recorded with its rank and case, and the test continues, because the other
  * ranks would wait for the messages of a rank that ended early. The test fails at its end, or at
  * the end of on_ranks().
  *
- * Headers that nearly every test needs are included here, after _GNU_SOURCE (tests/rules.mk).
+ * This file includes the headers that nearly every test needs. tests/rules.mk defines _GNU_SOURCE.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_H
 #define ONEBIT_TESTS_SUPPORT_H
@@ -26,15 +26,15 @@
 #include "onebit/onebit.h"
 #include "tests/support_sample.h"
 
-/* The group sizes that the project promises to test, and element counts at the edges of words,
+/* The group sizes that the project promises to test, and element counts around multiples of words,
  * blocks and runs. */
 extern const int test_sizes[];
 extern const size_t test_sizes_count;
 extern const size_t test_counts[];
 extern const size_t test_counts_count;
 
-/* The default options, except for the schedule: with the default schedule, the choice over MPI
- * could differ. */
+/* The default options, but with the exchange schedule. With the default schedule the library could
+ * choose another one over MPI. */
 #define EXCHANGE_OPTIONS_INIT                                                                      \
   { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE }
 
@@ -66,7 +66,8 @@ extern const size_t test_counts_count;
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Checks that a call of the library returned `wanted`; the failure quotes the library's message. */
+/* Checks that a call of the library returned `wanted`. If not, the failure contains the library's
+ * message. */
 #define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
 bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
                   int line);
@@ -92,7 +93,7 @@ typedef void rank_body(onebit_comm_t comm, void *context);
  * checks_must_hold() afterwards. */
 void on_ranks(int size, rank_body *body, void *context);
 
-/* Does the same with the ranks spread over hosts. */
+/* Runs the body like on_ranks, on ranks spread over `hosts` hosts. */
 void on_hosts(int size, int hosts, rank_body *body, void *context);
 
 /* Waits until all ranks of comm have called this function. It calls a collective on a dense plan
@@ -107,9 +108,9 @@ onebit_plan_info_t plan_info(onebit_plan_t plan);
 onebit_optimizer_info_t optimizer_info(onebit_optimizer_t optimizer);
 onebit_outer_info_t outer_info(onebit_outer_t outer);
 
-/* True if plans can be made with this codec on this machine; "" is the library's own choice. Sets
- * ONEBIT_CODEC to the codec if they can, and otherwise unsets it. Call it only while no other
- * thread runs. */
+/* Sets ONEBIT_CODEC to this codec and returns true if this machine can run it. Otherwise unsets the
+ * variable and returns false. "" means the library's own choice. Call it only while no other thread
+ * runs. */
 bool use_codec(const char *name);
 
 /* The codecs to test. */
@@ -118,8 +119,8 @@ extern const size_t test_codecs_count;
 
 /* ---- Data (support.c) ---- */
 
-/* Returns element i of a rank's input at a step. The input has no period at any size that the
- * library uses. Magnitudes differ by region, as those of gradients do. Some elements and blocks are
+/* Returns element i of a rank's input at a step. The input does not repeat with any size that the
+ * library uses. As in gradients, magnitudes differ between regions. Some elements and blocks are
  * zero. The input is the same on every machine. */
 float input_value(size_t i, int rank, int step);
 void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
@@ -159,13 +160,13 @@ void *allocate(size_t count, size_t size);
 
 /* ---- Running programs and checking their output (support.c) ---- */
 
-/* Runs a program of the build directory ($BUILD, or build) as a user runs it. The format gives its
- * name and arguments as in a shell. Checks its exit status and returns its output of both streams,
- * which is valid until the next call. */
+/* Runs a program of the build directory ($BUILD, or build) as a user runs it. The formatted text is
+ * its name and arguments, as in a shell. Checks that its exit status is `wanted`. Returns its
+ * stdout and stderr, which are valid until the next call. */
 const char *program(int wanted, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Splits a line at its spaces, and ends argv with NULL. Returns the number of words, which are
- * valid until the next call. */
+/* Splits the formatted line at its spaces into argv, which ends with NULL. Returns the number of
+ * words. The words are valid until the next call. */
 int split_line(char *argv[], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Checks that the output `said` contains `part`. */

@@ -21,8 +21,7 @@ const struct adam_tensors adam_tensors_many_words = {3,
 const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 0, 3.0f}}};
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
-/* Returns the value of a gradient, times the loss scale, after it was stored in an array of the
- * gradients' dtype. */
+/* Returns a gradient times the loss scale, rounded to the gradients' dtype. */
 static float round_gradient(const struct adam_case *what, float gradient, double loss_scale) {
   float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
   uint32_t element;
@@ -104,8 +103,7 @@ static double float_norm(const float *values, size_t count) {
   return sqrt(square_sum(values, count));
 }
 
-/* Returns the norm of the part of the momentum that a rank stores as a server, over all
- * exchanges. */
+/* Returns the norm of the momentum that a rank stores as a server, over all exchanges. */
 static double served_momentum_norm(const struct oracle_adam *adam, int rank) {
   double sum = 0.0;
   for (size_t k = 0; k < adam->exchange_count; k++) {
@@ -121,8 +119,8 @@ static double served_momentum_norm(const struct oracle_adam *adam, int rank) {
   return sqrt(sum);
 }
 
-/* Returns the norm of one exchange's residual on a rank. The scalings of the momentum are removed
- * from it; padding has no scaling. */
+/* Returns the norm of one exchange's worker residual on a rank, after removing the scalings of the
+ * momentum. Padding has no scaling. */
 static double scaled_residual_norm(const struct oracle_adam *adam,
                                    const struct oracle_exchange *exchange, int rank) {
   const float *error = oracle_worker_error(exchange->oracle, rank);
@@ -175,7 +173,7 @@ void learner_oracle_gradient(const struct adam_case *what, const struct adam_lea
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-/* The optimizers, each with its oracle and the Adam within that oracle. */
+/* Defines a struct optimizer_kind, with functions that create and use the oracle. */
 #define KIND(kind, of, row, state_of)                                                              \
   static void *kind##_oracle(int size, int hosts, const onebit_tensor_t *tensors, size_t count,    \
                              const void *options) {                                                \
@@ -286,7 +284,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   const onebit_adam_options_t *options = &run->what->options;
   const onebit_optimizer_info_t info = optimizer_info(optimizer);
   const uint64_t made = (uint64_t)step + 1;
-  /* A single rank in profile deepspeed exchanges nothing. */
+  /* In profile deepspeed, a single rank exchanges nothing, and counts its steps as dense. */
   bool alone = options->common.profile == ONEBIT_PROFILE_DEEPSPEED && run->what->size == 1;
   const uint64_t dense = wanted->compressed && !alone ? wanted->freeze_step : made;
   CHECK(strcmp(info.name, kind_of(run->what)->name) == 0, "the name is %s", info.name);
@@ -306,7 +304,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   CHECK(info.gradient_norm == wanted->gradient_norm, "step %d: gradient norm %.17g, not %.17g",
         step, info.gradient_norm, wanted->gradient_norm);
   if (run->what->uncompressed || options->common.dense_below)
-    return; /* the norms below count compressed tensors only */
+    return; /* the norms below include only compressed tensors */
   CHECK(is_close(info.momentum_norm, wanted->momentum_norm[rank]),
         "step %d: momentum norm %g, not %g", step, info.momentum_norm, wanted->momentum_norm[rank]);
   CHECK(is_close(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
@@ -316,7 +314,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
           "step %d: variance ratio %g, not %g", step, info.variance_ratio, wanted->variance_ratio);
 }
 
-/* Shuffles the order. The result differs by rank and step. */
+/* Shuffles the order, differently on each rank and in each step. */
 static void shuffle_order(size_t *order, size_t count, int rank, int step) {
   uint64_t state = (uint64_t)rank * 1009 + (uint64_t)step * 31 + 7;
   for (size_t i = count; i > 1; i--) {

@@ -5,15 +5,15 @@
 #define BLOCK_SIZES 5
 static const size_t block_sizes[BLOCK_SIZES] = {2048, 32, 256, 65536, ONEBIT_BLOCK_BUFFER};
 static const size_t chunk_sizes[] = {0, 32, 4096, 0, 2048};
-/* Groups of this size or more have no chunks of one word, which would make hundreds of thousands of
- * messages. */
+/* Groups of at least this many ranks have no chunks of one word, which would need hundreds of
+ * thousands of messages. */
 #define MANY_RANKS 5
 #define SCALES     2
 #define DTYPES     3
 
-/* Draws a number below `limit` from the number of the case and from `what`. It is the same in every
- * run. Options that are not part of the product are spread evenly over the cases in this way.
- * (Knuth's multiplicative hash.) */
+/* Returns a number below `limit` that depends only on the case's number and on `what` (Knuth's
+ * multiplicative hash). It spreads options that are not combined with all others evenly over the
+ * cases. */
 static size_t draw_number(size_t number, size_t what, size_t limit) {
   uint32_t hash = (uint32_t)(number * 8 + what) * 2654435761u;
   return (hash >> 16) % limit;
@@ -47,14 +47,16 @@ static struct collective_case *add_case(struct table *table, onebit_operation_t 
   if (table->size >= MANY_RANKS && what->options.chunk_size == 32)
     what->options.chunk_size = 1024;
   what->options.dtype = (onebit_dtype_t)draw_number(number, 1, DTYPES);
-  /* If threads outnumber the cores they spin, which tests nothing more. */
+  /* Larger groups have one thread per rank: more threads than cores would only make the test
+   * slow. */
   what->options.threads = table->size <= 2 ? 1 + (int)draw_number(number, 2, 3) : 1;
   what->placement = (enum placement)draw_number(number, 3, PLACEMENTS);
   what->nonblocking = draw_number(number, 4, 2);
   return what;
 }
 
-/* Adds a case with combination k of block size and scale, and of dtype if all dtypes are wanted. */
+/* Adds a case with combination number k of block size and scale, and of dtype if all dtypes are
+ * wanted. */
 static void add_combination(struct table *table, onebit_operation_t operation, size_t count,
                             size_t k, bool every_dtype) {
   struct collective_case *what = add_case(table, operation, count);
@@ -75,8 +77,8 @@ static size_t count_combinations(int size, enum extent extent, size_t count) {
   return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
 }
 
-/* Gives a case more than one bit per element. The widths alternate, and so do the block sizes and
- * scales that such messages can have. */
+/* Gives a case more than one bit per element. The cases take the widths in turn, and the block
+ * sizes and scales that such messages can have. */
 static void set_width(struct collective_case *what, size_t number, size_t k) {
   static const int widths[] = {8, 2, 4};
   what->options.bits = widths[k % 3];
@@ -84,7 +86,7 @@ static void set_width(struct collective_case *what, size_t number, size_t k) {
   what->options.scale = draw_number(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
 }
 
-/* Adds a case of that dtype, if all dtypes are wanted. */
+/* Adds a case, whose dtype is `dtype` if all dtypes are wanted. */
 static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
                                         size_t count, size_t dtypes, size_t dtype) {
   struct collective_case *what = add_case(table, operation, count);
@@ -93,7 +95,7 @@ static struct collective_case *add_kind(struct table *table, onebit_operation_t 
   return what;
 }
 
-/* Adds dense messages of all operations, and two kinds that only the allreduce has: profile
+/* Adds cases with dense messages for all operations, and two kinds for the allreduce only: profile
  * deepspeed, and the control without error feedback. */
 static void add_other_kinds(struct table *table, size_t count, enum extent extent) {
   size_t dtypes = extent == FEW || count > 10000 ? 1 : DTYPES;
@@ -113,8 +115,8 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
       size_t wanted = count_combinations(size, extent, test_counts[c]);
       for (size_t k = 0; k < wanted; k++)
         add_combination(&table, (onebit_operation_t)operation, test_counts[c],
-                        /* fewer than all combinations: every block size, if there
-                         * are enough cases, and a drawn scale */
+                        /* if not all combinations fit: every block size, if these fit, with a drawn
+                         * scale */
                         wanted < BLOCK_SIZES ? draw_number(table.count, 5, BLOCK_SIZES * SCALES)
                         : wanted == BLOCK_SIZES
                             ? k + BLOCK_SIZES * draw_number(table.count, 6, SCALES)
@@ -170,7 +172,7 @@ static size_t find_index(const size_t *list, size_t count, size_t value) {
   return k;
 }
 
-/* The form of a message: the number of bits per element, or an option that fixes this number. */
+/* The kind of a message: its number of bits per element, or an option that fixes this number. */
 enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
 enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
 
@@ -196,8 +198,8 @@ static size_t length_of(const struct collective_case *what) {
   return block && what->count % block == 0 ? WHOLE_BLOCKS : BLOCKS_AND_A_PART;
 }
 
-/* Returns the level of a case with one bit per element, which is its combination of operation,
- * block size and length. Other cases have level 0. */
+/* Returns a number for the combination of operation, block size and length of a case with one bit
+ * per element. Returns 0 for other cases. */
 static size_t one_bit_blocks(const struct collective_case *what, enum form form, size_t block) {
   const size_t operation = (size_t)what->options.operation;
   return form == ONE_BIT ? 1 + (operation * (BLOCK_SIZES + 1) + block) * LENGTHS + length_of(what)

@@ -1,4 +1,4 @@
-/* Optimizers that are saved and loaded, and the checkpoint parts that they save. */
+/* Creates, saves and loads optimizers, and reads the checkpoint parts that they save. */
 #include "tests/support_checkpoint.h"
 
 #define ADAM      .method = &ob_method_adam

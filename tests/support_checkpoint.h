@@ -1,7 +1,6 @@
 /*
- * Optimizers that are saved and loaded: a table of cases, and the trainee. A trainee is the
- * optimizer of a case on one rank, with tensors of its own. Its gradients are the same in every
- * run.
+ * Optimizers that are saved and loaded: a table of cases, and struct trainee, the optimizer of a
+ * case on one rank, with its tensors. Its gradients are the same in every run.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
 #define ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
@@ -18,16 +17,16 @@ struct checkpoint_case {
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
   int trust_ratio;       /* of Efficient-Adam */
-  unsigned uncompressed; /* tensors that stay uncompressed, as bits */
-  bool skips; /* a skipped step, with a gradient that is not finite, precedes some steps */
+  unsigned uncompressed; /* bit k: tensor k stays uncompressed */
+  bool skips; /* before some steps, a step with a gradient that is not finite is made and skipped */
   onebit_optimizer_options_t common;
 };
 
-/* Every optimizer, in every stage, in both profiles, on one rank and on several ranks. */
+/* The cases: every optimizer, in every stage, in both profiles, on one rank and on several. */
 extern const struct checkpoint_case checkpoint_cases[];
 extern const size_t checkpoint_cases_count;
 
-/* A plain case: 1-bit Adam on two ranks. */
+/* A simple case: 1-bit Adam on two ranks. */
 extern const struct checkpoint_case two_ranks;
 
 enum { TRAINEE_TENSORS = 6, TRAINEE_ELEMENTS = 33 + 2049 + 4097 + 1 + 100 };
@@ -69,8 +68,8 @@ void free_parts(struct saved_parts *parts);
 void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts);
 
 /*
- * The parts of a checkpoint. They are read as docs/checkpoints.md describes them, without the
- * library's code. Their checksums are set again after a test has changed them.
+ * Functions that read checkpoint parts as docs/checkpoints.md describes them, without the library's
+ * code. A test that has changed a part sets its checksums again.
  */
 
 /* Offsets of fields of the header. */
@@ -121,11 +120,11 @@ void part_set(void *part, size_t offset, uint64_t number);
 struct section part_section(const void *part, size_t number);
 void part_set_section(void *part, size_t number, const struct section *section);
 
-/* Returns all elements of one kind. Elements that the part does not have are NaN. The caller frees
- * the array. */
+/* Returns all elements of one kind (a section's `what`). Elements that the part does not have are
+ * NaN. The caller frees the array. */
 float *part_values(const struct saved_parts *parts, int part, uint32_t what);
-/* Does the same for all parts together. An element that is in several parts is read from the last
- * one. */
+/* Returns all elements of one kind from all parts. An element that is in several parts is read from
+ * the last one. */
 float *parts_values(const struct saved_parts *parts, uint32_t what);
 /* Checks that the elements of one kind are equal in two sets of parts, to the bit. */
 void check_same_values(const char *name, uint32_t what, const struct saved_parts *wanted,
@@ -133,7 +132,8 @@ void check_same_values(const char *name, uint32_t what, const struct saved_parts
 /* Returns the mean of each element over the parts that have it. */
 double *parts_mean(const struct saved_parts *parts, uint32_t what);
 
-/* part_sign_section sets the checksum of a section; part_sign sets the checksum of the front. */
+/* part_sign_section sets a section's checksum; part_sign sets the checksum of the part's front
+ * (header and tables). */
 void part_sign_section(void *part, size_t number);
 void part_sign(void *part);
 

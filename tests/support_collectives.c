@@ -1,5 +1,5 @@
-/* Runs one case of a collective and compares it with the oracle. Also defines a bucket that makes a
- * plan raise its number of bits. */
+/* Runs a test case of a collective and compares it with the oracle. Also runs a plan whose input
+ * makes it raise its number of bits. */
 #include "tests/support_collectives.h"
 
 #include "base/hash.h"
@@ -190,7 +190,7 @@ void collective_check_sample(const char *name, size_t thinner, struct collective
   free(cases);
 }
 
-/* A list of cases that use one communicator, one after the other. */
+/* A list of cases that run one after the other on one communicator. */
 struct list {
   struct collective_run *runs;
   size_t count;
@@ -298,15 +298,15 @@ void rank_plan_finish(struct rank_plan *rank_plan) {
   rank_plan_free(rank_plan);
 }
 
-/* ---- A bucket of ordinary values, then of hard values, then of ordinary values again ---- */
+/* ---- A plan whose input changes from ordinary values to hard ones and back ---- */
 
 static float ordinary_value(size_t i, int rank, int call) {
   const uint64_t place = ((uint64_t)call * 16 + (uint64_t)rank) * 65536 + i;
   return uniform_value(place) + uniform_value(place + ((uint64_t)1 << 40));
 }
 
-/* Returns an element of the bucket. During the hard phase, one element of each block on rank 0 is a
- * thousand times as large as the others. */
+/* Returns an input element. In the hard phase, one element of each block is a thousand times as
+ * large as the others on rank 0. */
 static float ladder_value(size_t i, int rank, int call, bool hard) {
   return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary_value(i, rank, call);
 }
@@ -327,8 +327,8 @@ onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bit
                                                                                           : NULL;
 }
 
-/* The plan and the buffer with which ranks compare their widths after every call. In an allreduce
- * they also compare their results. */
+/* The plan and the buffer with which ranks compare their bits per element after every call. In an
+ * allreduce they also compare their results. */
 struct comparison {
   onebit_plan_t plan; /* a dense plan, which gathers values unchanged */
   float *all;
@@ -353,8 +353,8 @@ static void compare_ranks(const struct comparison *comparison, int size, int bit
           (double)comparison->all[2 * k + 1]);
 }
 
-/* Checks the number of bits at the end of each part of the calls, and the number of bytes that the
- * info of a call reports as sent. */
+/* Checks the number of bits at the end of each phase, and the number of bytes that the plan's info
+ * reports for a call. */
 static void check_climb(onebit_plan_t plan, int call, bool alone) {
   const onebit_plan_info_t info = plan_info(plan);
   if (call + 1 == LADDER_ORDINARY)
@@ -364,7 +364,7 @@ static void check_climb(onebit_plan_t plan, int call, bool alone) {
     CHECK(info.bits == 8 && info.moves == 3 && info.residual_ratio > 0,
           "hard: %d bits, %d moves, ratio %g", info.bits, (int)info.moves, info.residual_ratio);
   if (call + 1 == LADDER_HARD)
-    CHECK(strstr(onebit_plan_explain(plan), "bits an element: 8 now, 1 to 8, changes: 3\n"), "%s",
+    CHECK(strstr(onebit_plan_explain(plan), "bits per element: 8 now, 1 to 8, changes: 3\n"), "%s",
           onebit_plan_explain(plan));
   if (call + 1 == LADDER_CALLS)
     CHECK(info.bits == 1 && info.moves == 6, "ordinary again: %d bits, %d moves", info.bits,

@@ -1,6 +1,6 @@
 /*
- * Cases of the collectives. The table, and the code that runs a case, are the same for ranks that
- * are threads and for ranks of MPI.
+ * Test cases of the collectives. The table, and the code that runs a case, work for ranks that are
+ * threads and for MPI ranks.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
 #define ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
@@ -9,7 +9,7 @@
 #include "tests/support.h"
 
 /* The placement of the buffers. APART_ODD: the send buffer begins one element after an aligned
- * address, and the receive buffer three. */
+ * address, and the receive buffer begins three elements after one. */
 enum placement { APART_ABOVE, APART_BELOW, APART_ODD, IN_PLACE, PLACEMENTS };
 
 struct collective_case {
@@ -18,11 +18,11 @@ struct collective_case {
   onebit_plan_options_t options;
   enum placement placement;
   bool nonblocking; /* every second call is nonblocking */
-  /* If NULL, fill_input fills the send buffers. */
+  /* Fills a send buffer; NULL: fill_input is used. */
   void (*fill)(void *values, onebit_dtype_t dtype, size_t count, int rank, int step);
 };
 
-/* The extent of the table. EVERY_OPTION is the full product of dtype, scale and block size for
+/* The extent of the table. EVERY_OPTION has all combinations of dtype, scale and block size for
  * counts up to 4097. COVERING has every pair of scale and block size for each operation and count.
  * FEW has few cases, for launches under mpirun. */
 enum extent { EVERY_OPTION, COVERING, FEW };
@@ -30,9 +30,9 @@ enum extent { EVERY_OPTION, COVERING, FEW };
 /* Returns the cases for groups of `size` ranks. The caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
 
-/* Returns the cases to run. They contain each pair of values of two options. For 1-bit cases they
- * contain each operation and block size with no element, with a part of a block, with whole blocks,
- * and with blocks and a part. The caller frees the rows. */
+/* Returns the cases to run. They include each pair of values of two options. With one bit per
+ * element, they include each operation and block size with no element, a part of a block, whole
+ * blocks, and whole blocks plus a part. The caller frees the rows. */
 struct sample collective_sample(const char *name, size_t thinner,
                                 const struct collective_case *cases, size_t count);
 
@@ -63,9 +63,9 @@ typedef void collective_body(struct collective_run *run, size_t number);
 void collective_check_sample(const char *name, size_t thinner, struct collective_case *cases,
                              size_t count, collective_body *check);
 
-/* Checks cases of 1 to 4 ranks, and the schedules of 4 ranks on 2 hosts, with at most most_elements
- * elements, over a transport. The function `on` runs a body on ranks, on hosts, and calls
- * checks_must_hold() afterwards. */
+/* Checks cases with at most most_elements elements over a transport: cases of 1 to 4 ranks, and the
+ * schedules of 4 ranks on 2 hosts. `on` runs a body on `size` ranks on `hosts` hosts, and then
+ * calls checks_must_hold(). */
 typedef void on_transport(int size, int hosts, rank_body *body, void *context);
 void collectives_over(const char *name, on_transport *on, size_t most_elements);
 
@@ -80,11 +80,11 @@ struct rank_plan {
   int rank;
 };
 
-/* Creates the plan, collectively, and the buffers, which adjoin inaccessible pages. */
+/* Creates the plan, collectively, and buffers next to inaccessible pages. */
 bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
                       const struct collective_run *run);
 /* rank_plan_fill fills the send buffer with the input of a step; rank_plan_check checks that the
- * receive buffer has the oracle's result; rank_plan_call does both, with a blocking call in
+ * receive buffer has the oracle's result; rank_plan_call does both, and makes a blocking call in
  * between. */
 void rank_plan_fill(const struct rank_plan *rank_plan, int step);
 void rank_plan_check(const struct rank_plan *rank_plan, int step);
@@ -93,13 +93,13 @@ void rank_plan_call(const struct rank_plan *rank_plan, int step);
 void rank_plan_free(struct rank_plan *rank_plan);
 void rank_plan_finish(struct rank_plan *rank_plan);
 
-/* Call or start the operation for which the plan was created. */
+/* Make a blocking or a nonblocking call of the operation for which the plan was created. */
 onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                 onebit_plan_t plan);
 onebit_status_t start_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                  onebit_plan_t plan, onebit_request_t *request);
 
-/* Return the number of elements of one rank's send and receive buffer. */
+/* Return the number of elements in a rank's send buffer and in its receive buffer. */
 size_t send_count(onebit_operation_t operation, size_t count, int size);
 size_t receive_count(onebit_operation_t operation, size_t count, int size);
 
@@ -125,14 +125,14 @@ void free_inputs(const void **inputs, int size);
 const char *operation_name(onebit_operation_t operation);
 
 /*
- * A plan of 1 to 8 bits. Its bucket has ordinary values, then hard values, then ordinary values
- * again. Both ranks that are threads and ranks of MPI run it.
+ * A plan that adapts its number of bits, from 1 to 8. Its input is ordinary, then hard to compress,
+ * then ordinary again. It runs on ranks that are threads and on MPI ranks.
  */
 
 enum { LADDER_COUNT = 4160, LADDER_WINDOW = 16 };
 
-/* The call at which each phase ends. In the hard phase the plan raises its bits for the first time
- * within 33 calls, and again every 48 calls. Later it lowers them every 96 calls. */
+/* The call at which each phase ends. In the hard phase the plan raises its number of bits within 33
+ * calls, and again every 48 calls. Later it lowers the number every 96 calls. */
 enum {
   LADDER_ORDINARY = 40,
   LADDER_HARD = LADDER_ORDINARY + 140,
@@ -144,16 +144,16 @@ struct climb {
   onebit_schedule_t schedule;
 };
 
-/* Fills the bucket. During the hard phase, one element of each block on rank 0 is a thousand times
- * as large as the others. */
+/* Fills the send buffer. In the hard phase, one element of each block is a thousand times as large
+ * as the others on rank 0. */
 void ladder_fill(float *values, size_t count, int rank, int call);
 
 /* Creates the plan. If it cannot be created, records a failure and returns NULL. */
 onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bits);
 
 /* Makes all calls. Checks that the plan goes to 8 bits and returns to one, that all ranks have the
- * same bits and results after every call, and that calls send as many bytes as announced. This is a
- * rank_body whose context is a struct climb. */
+ * same number of bits and the same results after every call, and that calls send as many bytes as
+ * the plan's info says. This is a rank_body whose context is a struct climb. */
 void climb_on_rank(onebit_comm_t comm, void *climb);
 
 #endif

@@ -1,4 +1,5 @@
-/* A disk with faults, and objects of other types at the paths of files. */
+/* Simulates a disk with faults, and creates FIFOs, sockets and other objects at the paths of
+ * files. */
 #include "tests/support_disk.h"
 
 #include <dirent.h>
@@ -13,16 +14,16 @@
 
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };
 
-/* A change of a name since the directory was synced. A power cut undoes it. */
+/* A change to a directory since it was last synced, which a power cut undoes. */
 enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
   enum event_kind kind;
-  char path[PATH], to[PATH], former[PATH]; /* former: a link to the file that had the name before,
-                                            * or "" */
+  char path[PATH], to[PATH], former[PATH]; /* former: a link to the file that had the name before;
+                                            * "": there was none */
 };
 
-/* An open file, with the information whether all its bytes are synced. */
+/* An open file. `unsynced`: it has bytes that are not synced. */
 struct open_file {
   int number; /* 0: none */
   char path[PATH];
@@ -56,8 +57,8 @@ static struct open_file *find_open_file(int number) {
   return NULL;
 }
 
-/* Finds the path of a name in a directory that was opened before. Without a directory, the name is
- * a path itself. */
+/* Stores the path of the file `name` in the open directory `directory`. If that is AT_FDCWD, `name`
+ * is the path. */
 static void find_path(char to[PATH], int directory, const char *name) {
   const struct open_file *file = directory == AT_FDCWD ? NULL : find_open_file(directory);
   if (snprintf(to, PATH, "%s%s%s", file ? file->path : "", file ? "/" : "", name) >= PATH ||
@@ -65,7 +66,7 @@ static void find_path(char to[PATH], int directory, const char *name) {
     abort();
 }
 
-/* Keeps the file at the path by a link to it in the shadow directory. */
+/* Keeps the file at `path` by a hard link in the shadow directory. */
 static void keep_former_file(struct event *event, const char *path) {
   snprintf(event->former, sizeof event->former, "%s/%ld", disk.shadow, disk.links++);
   if (link(path, event->former) != 0)
@@ -108,8 +109,8 @@ static void cut_power(void) {
     undo_event(&disk.events[disk.event_count]);
 }
 
-/* Counts a call, and injects the fault if it is due. Returns true if the call must fail, and sets
- * errno. */
+/* Counts a call, and injects the fault if it is due. If the call must fail, sets errno and returns
+ * true. */
 static bool inject_fault(void) {
   bool now = ++disk.calls == disk.at;
   switch (disk.fault) {
@@ -183,8 +184,8 @@ static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
   return some;
 }
 
-/* Writes to a file. If the process ends in this write, only the first half of the bytes is on the
- * disk. */
+/* Writes to a file. If the fault ends the process in this write, only the first half of the bytes
+ * gets to the disk. */
 static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offset) {
   ssize_t written = -1;
   pthread_mutex_lock(&lock);
@@ -223,7 +224,8 @@ static int sync_disk(int number) {
   return result;
 }
 
-/* A file that is closed but not synced loses its bytes at a power failure. */
+/* Closes a file, but still records whether it is synced: if not, it loses its bytes when the power
+ * is cut. */
 static int close_disk(int number) {
   pthread_mutex_lock(&lock);
   bool fails = inject_fault();

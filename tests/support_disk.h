@@ -1,14 +1,14 @@
 /*
- * A disk with faults. At the n-th of the library's calls that change files
- * (optimizers/checkpoint/system.h) the process ends, or the power fails, or the call fails.
+ * A simulated disk with faults. At the library's n-th system call on files
+ * (optimizers/checkpoint/system.h), the process ends, the power fails, or the call fails.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_DISK_H
 #define ONEBIT_TESTS_SUPPORT_DISK_H
 
 #include <stdbool.h>
 
-/* Paths: `root` is a temporary directory. In it are `saved`, which a test may create, and
- * `shadow`. */
+/* Paths of a test. `root` is a temporary directory. It contains `saved`, which a test may create,
+ * and `shadow`. */
 struct directories {
   char root[64], saved[96], shadow[96];
 };
@@ -29,23 +29,24 @@ struct names list_names(const char *path);
 enum disk_fault {
   DISK_WELL,      /* no fault: calls are only counted */
   DISK_KILLED,    /* the process ends before the call, or in the middle of it if it writes */
-  DISK_CUT,       /* likewise, and all bytes and names that were not synced are lost */
-  DISK_CUT_EARLY, /* likewise, but names that were removed stay removed */
-  DISK_CUT_LATE,  /* likewise, but a name that was changed stays changed */
+  DISK_CUT,       /* like DISK_KILLED, and all bytes and names that were not synced are lost */
+  DISK_CUT_EARLY, /* like DISK_CUT, but removed names stay removed */
+  DISK_CUT_LATE,  /* like DISK_CUT_EARLY, but renamed files keep their new names */
   DISK_FULL,      /* the call fails with ENOSPC */
   DISK_BROKEN,    /* this call and all later ones fail with EIO */
-  DISK_SLOW       /* calls transfer only a part of their bytes, and some are interrupted */
+  DISK_SLOW       /* calls transfer only a part of their bytes, and some fail with EINTR */
 };
 
-/* Injects the fault at call number `at` from now on. The directory `shadow` keeps former files,
- * which are restored when the power is cut. A process that the fault ends has exit status 9. */
+/* Injects the fault at call number `at`, counted from now on. The directory `shadow` keeps replaced
+ * and removed files, which are restored when the power is cut. If the fault ends the process, the
+ * exit status is 9. */
 void disk_begin(enum disk_fault fault, long at, const char *shadow);
 
 /* Returns the number of calls so far. */
 long disk_calls(void);
 void disk_end(void);
 
-/* Objects of other types at the path of a file. A reader must not block on them. */
+/* Objects other than regular files, at the path of a file. A reader must not block on them. */
 
 enum irregular { A_FIFO, A_SOCKET, A_DIRECTORY, A_DEVICE, A_LINK_TO_A_FIFO, IRREGULARS };
 

@@ -1,4 +1,5 @@
-/* Scenarios in which one of several ranks makes an error: in calls, in creations, and in steps. */
+/* Scenarios in which one of several ranks makes an error: in a collective call, in a creation, or
+ * in a step. */
 #include "tests/support_errors.h"
 
 #define COUNT 500
@@ -18,8 +19,8 @@ void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const 
   }
 }
 
-/* Mistakes in the buffers. OTHERS_PLACE: for an in-place call, a rank's buffer is where another
- * rank's part would be, which is an overlap. */
+/* Wrong buffers. OTHERS_PLACE: in an in-place call, a rank passes the address of another rank's
+ * part of the longer buffer, which counts as an overlap. */
 enum mistake { NO_SENDBUF, NO_RECVBUF, ODD_SENDBUF, ODD_RECVBUF, OVERLAP, OTHERS_PLACE, MISTAKES };
 
 static onebit_status_t call_with_mistake(const struct collective_case *what, enum mistake mistake,
@@ -51,7 +52,7 @@ static onebit_status_t call_with_mistake(const struct collective_case *what, enu
   return status;
 }
 
-/* Makes all mistakes, with a correct call before and after each. */
+/* Makes a call with each wrong buffer, with correct calls before and after it. */
 static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_run *run) {
   static const char *const names[] = {"sendbuf", "recvbuf", "sendbuf",
                                       "recvbuf", "overlap", "overlap"};
@@ -166,7 +167,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   int rank = onebit_comm_rank(comm);
-  /* true if profile deepspeed refuses these options */
+  /* `other` is true if profile deepspeed refuses these options */
   bool other = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL || culprit->shards;
   for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !other; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
@@ -199,8 +200,8 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   }
 }
 
-/* Plans that differ from the other ranks' plan in a single option, and the option's name in the
- * message. */
+/* Plans that differ in a single option from the other ranks' plan, and the name by which the
+ * message must name the option. */
 #define PLAN(...)                                                                                  \
   { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
 static const struct {
@@ -262,7 +263,9 @@ static const struct {
     {"gradient_dtype", 2, COUNT, 0, 0, ADAM(.common.gradient_dtype = ONEBIT_BFLOAT16)},
     {"parameter_dtype", 2, COUNT, 0, 0, ADAM(.common.parameter_dtype = ONEBIT_FLOAT16)},
     {"gradient_factor", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)},
-    {"0.5 on rank", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)}, /* not its bits */
+    {"0.5 on rank", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)}, /* the message contains
+                                                                           * the number, not its
+                                                                           * bits */
     {"clip_norm", 2, COUNT, 0, 0, ADAM(.common.clip_norm = 1)},
     {"initial_loss_scale", 2, COUNT, 0, 0, ADAM(.common.initial_loss_scale = 8)},
     {"loss_scale_interval", 2, COUNT, 0, 0, ADAM(.common.loss_scale_interval = 8)},
@@ -355,8 +358,8 @@ void pair_free(struct adam_pair *pair) {
   free(pair);
 }
 
-/* The first optimizer has a bucket for each tensor. The second makes only the correct steps, and
- * gives the expected parameters. */
+/* Creates two optimizers. The first has a bucket for each tensor. The second makes only the correct
+ * steps, so that its parameters are the expected ones. */
 static struct adam_pair *make_pair(onebit_comm_t comm, const struct culprit *culprit) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   options[0].freeze_step = STEPS / 2;
@@ -375,8 +378,8 @@ static void open_step(onebit_optimizer_t optimizer, float rate) {
     CHECK_STATUS(onebit_optimizer_ready(optimizer, t), ONEBIT_OK);
 }
 
-/* The mistakes, with a part of the message of each. All but the last two are made while a step is
- * open. */
+/* The mistakes, with a part of each one's message. All except the last two are made between begin
+ * and step. */
 enum step_mistake {
   NO_TENSOR,
   TWICE,

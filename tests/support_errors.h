@@ -1,6 +1,6 @@
 /*
- * Errors of one rank that all ranks must be told about: scenarios that run on any communicator,
- * over loopback and over MPI.
+ * Scenarios in which one rank makes an error, and all ranks must be notified. They run on any
+ * communicator, over loopback and over MPI.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ERRORS_H
 #define ONEBIT_TESTS_SUPPORT_ERRORS_H
@@ -8,12 +8,12 @@
 #include "tests/support_collectives.h"
 
 /* Checks the status and message of a rank after `culprit` has passed a wrong argument called
- * `name`. In a hierarchical plan the message may instead name a rank that has passed the error
- * on. */
+ * `name`. In a hierarchical plan the message may instead name a rank that has forwarded the
+ * error. */
 void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
 
-/* The rank that makes the error, the schedule of allreduces and optimizers, and the clipping and
- * shards of the optimizers. */
+/* The rank that makes the error, the schedule of allreduces and optimizers, and the optimizers'
+ * options clip_norm and shards. */
 struct culprit {
   int rank;
   onebit_schedule_t schedule;
@@ -22,8 +22,8 @@ struct culprit {
 };
 
 /* Each function is a rank_body whose context is a struct culprit. The culprit gets
- * ONEBIT_ERROR_ARGUMENT. The others get ONEBIT_ERROR_PEER with the culprit's number. No rank hangs,
- * nothing is changed, and later calls succeed. */
+ * ONEBIT_ERROR_ARGUMENT. The other ranks must get ONEBIT_ERROR_PEER, with the culprit's number in
+ * the message. No rank may hang, nothing may change, and later calls must succeed. */
 void wrong_buffers_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_operation_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_plan_on_one_rank(onebit_comm_t comm, void *culprit);

@@ -1,4 +1,4 @@
-/* Checkpoints in a directory, saved and loaded on all ranks of a group. */
+/* Saves checkpoints to a directory and loads them, on all ranks of a group. */
 #include "tests/support_files.h"
 
 struct directories directories;

@@ -1,4 +1,4 @@
-/* Floating-point environments, a locale, and calls made in them. */
+/* Sets floating-point environments and a locale around calls. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/support_floats.h"
 
@@ -54,7 +54,7 @@ static bool is_default(const struct ob_float_environment *environment) {
 #endif
 }
 
-/* The locale that tests/rules.mk compiles beside the program. */
+/* The locale, which tests/rules.mk compiles in the program's directory. */
 static locale_t comma;
 __attribute__((constructor)) static void open_locale(void) {
   char path[4096];
@@ -71,8 +71,8 @@ __attribute__((constructor)) static void open_locale(void) {
 
 bool has_comma_locale(void) { return comma != (locale_t)0; }
 
-/* Sets the next environment of the list. The environment during the call is read back, because some
- * emulators only set the rounding mode, and some processors have no traps. */
+/* Sets the next environment of the list, and reads it back: some emulators set only the rounding
+ * mode, and some processors have no traps. */
 struct float_call float_call_begin(void) {
   static _Thread_local unsigned calls;
   struct float_call call = {.before = float_environment()};

@@ -1,5 +1,5 @@
-/* Ranks that are processes of an MPI job, data that one bit represents exactly, and the library's
- * state of a communicator. */
+/* Implements support_mpi.h: ranks of an MPI job, data that one bit represents exactly, and access
+ * to the library's state of a communicator. */
 #include "tests/support_mpi.h"
 
 #include "dropin/elements.h"
@@ -7,8 +7,8 @@
 #include "onebit/mpi.h"
 #include "tests/oracle.h"
 
-/* The drop-in calls send one bit per element unless a test sets another width, because one bit is
- * exact for values of one magnitude. */
+/* Begins a test. The MPI-shaped calls send one bit per element unless the test sets another width,
+ * because one bit is exact for values of a single magnitude. */
 int mpi_begin(void) {
   int provided, rank;
   setenv("ONEBIT_BITS", "1", 0);

@@ -1,4 +1,4 @@
-/* Ranks that are processes of an MPI job, for tests/mpi_*.c, which mpirun starts. */
+/* Tests whose ranks are the processes of an MPI job, for tests/mpi_*.c, which mpirun starts. */
 #ifndef ONEBIT_TESTS_SUPPORT_MPI_H
 #define ONEBIT_TESTS_SUPPORT_MPI_H
 
@@ -8,8 +8,8 @@
 #include "tests/support.h"
 
 /* A test on all ranks of MPI_COMM_WORLD. Its body has the variables `rank` and `size`.
- * SeveralRanksTest is skipped on one rank. Criterion runs each test in a process of its own, so a
- * launch runs one test. */
+ * SeveralRanksTest is skipped on one rank. Criterion runs each test in a process of its own, so
+ * each start of mpirun runs one test. */
 #define RankedTest(suite, name)       RANKED_TEST(suite, name, 1)
 #define SeveralRanksTest(suite, name) RANKED_TEST(suite, name, 2)
 #define RANKED_TEST(suite, name, min_size)                                                         \
@@ -27,12 +27,12 @@ void mpi_end(void);
 /* Runs the body on the ranks of an MPI communicator, of which this process is one. */
 void on_mpi_ranks(MPI_Comm mpi_comm, rank_body *body, void *context);
 
-/* The common functions for tests of MPI-shaped calls, tests/mpi_calls*.c: data that one bit
- * represents exactly, and the library's state of a communicator. */
+/* Functions for tests of MPI-shaped calls, tests/mpi_calls*.c: data that one bit represents
+ * exactly, and access to the library's state of a communicator. */
 
-/* Returns a value of magnitude (rank + 1) * 2^scale, with the same signs on all ranks. One bit
- * represents such elements without loss, in a worker's and in a server's message, on up to four
- * ranks. */
+/* Returns a value of magnitude (rank + 1) * 2^scale, with the same signs on all ranks. On up to
+ * four ranks, one bit represents such elements without loss in the messages of workers and
+ * servers. */
 float exact_value(size_t i, int rank, int scale);
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
 
@@ -45,7 +45,7 @@ float exact_result(size_t i, int size, int scale, bool average);
 bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
                  const char *file, int line);
 
-/* Returns the sum of the counts of a communicator's tensors; *tensors is the number of tensors. */
+/* Adds up the call counts of a communicator's tensors. Sets *tensors to the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
 /* Returns a communicator of all ranks whose error handler returns errors. */

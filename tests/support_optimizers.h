@@ -1,7 +1,7 @@
 /*
- * Any optimizer: a row of the table of methods, and its options as memory. Tests set options by the
- * names in the row. An optimizer in a table of tests is therefore one line, without code of its
- * own.
+ * Functions for tests that work with any optimizer: a row of the table of methods, and its options
+ * as untyped memory. Tests set options by their names in the row. A table of tests therefore needs
+ * one line per optimizer, and no code.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
 #define ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H

@@ -1,4 +1,4 @@
-/* Outer steps that are saved, loaded and moved, and sites that train. */
+/* Creates, trains, saves and loads outer steps, and trains sites. */
 #include "tests/support_outer.h"
 
 enum { TENSORS = 4 };
@@ -232,7 +232,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
   run->body(place, s, site, between);
   synchronize_ranks(comm); /* no rank frees a communicator that others still use */
   onebit_comm_destroy(site);
-  onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* NULL if the body has destroyed it */
+  onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* is NULL if the body has destroyed it */
 }
 
 void on_sites(struct place *place, site_body *body) {

@@ -6,9 +6,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A socket that is bound without SO_REUSEADDR gets a port that no other socket has. After the bind
- * the option is set, so that another socket with the option can listen at the port. The system
- * gives the port to no connection, and to no socket that asks for any port. */
+/* Binds a socket without SO_REUSEADDR, so that it gets a port that no other socket has. Sets the
+ * option afterwards, so that another socket with the option can listen at the port. Meanwhile the
+ * system gives the port neither to connections nor to sockets that ask for any free port. */
 static bool reserve_port(int file, struct sockaddr_storage *address) {
   socklen_t size = sizeof *address;
   const int on = 1;
@@ -26,5 +26,6 @@ int port_reserve(int family, int *keep) {
   }
   if (keep)
     *keep = file;
-  return ntohs(((struct sockaddr_in *)&address)->sin_port); /* as in sockaddr_in6 */
+  return ntohs(((struct sockaddr_in *)&address)->sin_port); /* sockaddr_in6 has the port at the same
+                                                             * offset */
 }

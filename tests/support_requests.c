@@ -1,12 +1,12 @@
-/* Scenarios of requests in flight, and of a rank for which others wait. */
+/* Scenarios with many requests in flight, and with a rank that the others wait for. */
 #include "tests/support_requests.h"
 
 #include <sched.h>
 
 #include "collectives/communicator.h"
 
-/* Returns the case of plan k. Cases differ in kind, so that a message in the wrong plan is
- * noticed. */
+/* Returns the case of plan k. The plans differ, so that the results are wrong if a plan gets
+ * another plan's message. */
 static struct collective_case flight_case(int size, int k) {
   static const size_t counts[] = {1, 33, 4097, 0, 1000, 20011};
   struct collective_case what = {.size = size,
@@ -26,8 +26,8 @@ static struct collective_case flight_case(int size, int k) {
   return what;
 }
 
-/* Returns the case of plan k on several hosts. Messages are small, so that the windows for a host's
- * inputs wrap around. */
+/* Returns the case of plan k on several hosts. Messages are small, so that the shared memory for a
+ * host's inputs is used several times in a call. */
 static struct collective_case schedule_case(int size, int hosts, int k) {
   struct collective_case what = flight_case(size, k);
   what.hosts = hosts;
@@ -82,8 +82,8 @@ static void finish_plans(struct rank_plan *plans) {
     rank_plan_finish(&plans[k]);
 }
 
-/* Returns the i-th plan in the order of a rank at a step. 5 and 7 have no factor in common with
- * FLIGHT_PLANS, so each order contains every plan. */
+/* Returns the i-th plan in a rank's order of plans at a step. Each order contains every plan, since
+ * 5 and 7 have no common factor with FLIGHT_PLANS. */
 static int plan_in_order(int i, int rank, int step) {
   return (i * (rank % 2 ? 5 : 7) + rank * 3 + step) % FLIGHT_PLANS;
 }
@@ -198,7 +198,7 @@ void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
       for (int turn = 0; turn < 10; turn++)
         CHECK_STATUS(onebit_test(&rank_plan.request), ONEBIT_IN_PROGRESS);
     }
-    synchronize_ranks(comm); /* makes, uses and destroys another plan */
+    synchronize_ranks(comm); /* creates, uses and destroys another plan */
     if (rank == late)
       start_request(&rank_plan, step);
     CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK);
@@ -234,7 +234,7 @@ void threads_share_a_communicator(onebit_comm_t comm, void *context) {
     rank_plan_create(&plans[k], comm, &flight->runs[2 * k + 1]);
   for (int k = 0; k < THREADS; k++)
     if (!CHECK(pthread_create(&threads[k], NULL, call_in_thread, &plans[k]) == 0, "no thread"))
-      abort(); /* aborts because the other ranks would wait for ever */
+      abort(); /* ends the process, since the other ranks would wait for ever */
   for (int k = 0; k < THREADS; k++)
     pthread_join(threads[k], NULL);
   for (int k = 0; k < THREADS; k++)
@@ -282,8 +282,8 @@ static onebit_status_t call_allreduce(const struct wait_run *run, const float *f
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
-/* Waits until the other ranks have their errors. Ranks in other processes cannot be queried. They
- * get twice the timeout; if that is not enough, they also get an error. */
+/* Waits until the other ranks have got their errors. If ranks are processes, their state cannot be
+ * read, so the function sleeps for twice the timeout. */
 static void wait_for_errors(const struct wait_run *run, int others) {
   for (int k = 0; atomic_load(&run->done) < others; k++) {
     if (!run->one_process && k >= (int)(2e3 * WAIT_TIMEOUT))
@@ -292,7 +292,7 @@ static void wait_for_errors(const struct wait_run *run, int others) {
   }
 }
 
-/* Acts as the missing rank. */
+/* Does what run->fault says on the missing rank. */
 static void act_as_missing_rank(onebit_comm_t comm, const struct wait_run *run, const float *from,
                                 float *to, onebit_plan_t other) {
   if (run->fault == WAIT_ABORTS)
@@ -303,8 +303,9 @@ static void act_as_missing_rank(onebit_comm_t comm, const struct wait_run *run, 
     CHECK_STATUS(call_allreduce(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
 }
 
-/* On a busy machine a rank may time out before the rank for which it waits. Its message then names
- * that rank. Only ranks that wait for the missing rank itself name the missing rank. */
+/* Checks a rank's error. On a busy machine a rank may time out while it waits for a rank that
+ * itself waits for the missing one. Its message then names the rank that it waits for, not the
+ * missing rank. */
 static void check_error(onebit_comm_t comm, struct wait_run *run, onebit_status_t status) {
   int missed = onebit_comm_size(comm) - 1;
   char name[64];

@@ -1,11 +1,11 @@
-/* Samples of long tables. Rows that cover pairs are chosen greedily from a seeded shuffle; the rest
- * is random. */
+/* Chooses samples of long tables. Rows that cover pairs of values are chosen greedily from a
+ * shuffled table; the other rows are random. */
 #include "tests/support_sample.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The largest N for which a sample of 1/N is enlarged until it has all pairs. */
+/* The largest N for which a sample of one Nth of the rows is enlarged until it covers all pairs. */
 #define WIDENED 5
 
 static size_t read_number(const char *variable, size_t otherwise) {
@@ -55,8 +55,8 @@ bool sample_has(size_t number, size_t count) {
 
 /* --- A table that is being sampled */
 
-/* A flag for each pair of values of two dimensions. If both dimensions are the same, a flag for
- * each value. */
+/* Flags of two dimensions: one flag for each pair of values. If both are the same dimension, one
+ * flag for each value. */
 struct pairing {
   size_t first, second, width;
   unsigned char *flags;
@@ -163,8 +163,8 @@ static void choose_row(struct work *work, size_t row) {
   work->chosen_count++;
 }
 
-/* Chooses the rows that add the most pairs first. The number of pairs that a row would add never
- * increases. */
+/* Chooses rows one by one, always the row that adds the most pairs. The number of pairs that a row
+ * would add never increases, so older numbers are upper bounds. */
 static void choose_covering_rows(struct work *work, size_t limit) {
   for (size_t row = 0; row < work->table->rows; row++)
     work->gains[row] = work->pairings_count;
@@ -193,7 +193,7 @@ static struct sample collect_sample(const struct work *work) {
   return sample;
 }
 
-/* --- The record of a sample: one line for each table, which tests/run adds up */
+/* --- The record of a run's samples: one line for each table, which tests/run adds up */
 
 static void append_account(const struct work *work) {
   const char *path = getenv("ONEBIT_TEST_SAMPLES");

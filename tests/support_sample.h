@@ -1,9 +1,9 @@
 /*
- * Chooses the rows of a long table that a run tests. They are a share of the rows
- * (ONEBIT_TEST_SHARE=5: a fifth), shuffled by a seed (ONEBIT_TEST_SEED; tests/run changes it
- * daily). The sample covers every pair of values of two dimensions that occurs in the table, if it
- * is large enough. A share of a fifth or more is enlarged until it does. The rest of the sample is
- * random. The file needs no test framework.
+ * Chooses which rows of a long table of test cases a run tests. It tests one Nth of the rows
+ * (ONEBIT_TEST_SHARE=N), in an order shuffled by a seed (ONEBIT_TEST_SEED; tests/run changes it
+ * daily). If the sample is large enough, it covers every pair of values of two dimensions that
+ * occurs in the table. A sample of a fifth of the rows or more is enlarged until it does. Its other
+ * rows are random. The file needs no test framework.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_SAMPLE_H
 #define ONEBIT_TESTS_SUPPORT_SAMPLE_H
@@ -20,7 +20,7 @@ struct sample_table {
   size_t rows;
   size_t dimensions;   /* the sample covers every pair of values of two dimensions */
   size_t combinations; /* further dimensions; the sample covers only each of their values */
-  size_t thinner;      /* divides the share, also that of a full run; 0 means 1 */
+  size_t thinner;      /* one row in N * thinner is tested; 0 means 1 */
   sample_levels *levels;
   const void *table;
 };
@@ -35,33 +35,34 @@ struct sample sample_of(const struct sample_table *table);
  * sample covers each of their values, but not each pair. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
-/* Draws 4,000 rows from a product that is too long to be listed. sample_choices returns which entry
- * of each list a row has. */
+/* Samples a product of lists that is too long to be listed, from 4,000 random rows of it.
+ * sample_choices gets the index of a row's entry in each list. */
 struct sample sample_combinations(const char *name, size_t thinner, const size_t *sizes,
                                   size_t lists);
 void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices);
 
-/* Returns an entry of the k-th group of test_share() consecutive entries of a list of any length.
- * The seed determines which entry of the group it is. */
+/* Returns the index of the entry to test in the k-th group of test_share() consecutive entries of a
+ * list. The seed determines the entry. */
 size_t sample_entry(size_t k);
 
 /* True if entry `number` of a list of `count` entries is to be tested. In each group of
  * test_share() consecutive entries one is tested; the last group may be shorter. */
 bool sample_has(size_t number, size_t count);
 
-/* Returns the share: of so many cases one is tested (ONEBIT_TEST_SHARE, or 1). */
+/* Returns ONEBIT_TEST_SHARE, or 1 if it is not set: one case in this many is tested. */
 size_t test_share(void);
 
-/* True if only some entries of short lists are tested, too. With a share of a fifth or more, as in
- * plain runs, all of their entries are tested. */
+/* True if short lists are thinned, too. If a fifth of the cases or more is tested, as in plain
+ * runs, short lists are tested in full. */
 bool test_thins(void);
 
 /* True if entry `number` of a short list is to be tested. Of the entries 1, 2 and 3 at least one
  * always is, because in lists of group sizes these are groups of several ranks. */
 bool test_wanted(size_t number);
 
-/* True if this entry of a table is to be tested. The entries are on the table's diagonals, so that
- * every row and every column is tested. With test_thins they are those of one column. */
+/* True if this entry of a table is to be tested. The entries to test are on diagonals, so that
+ * every row and every column is tested. If test_thins() is true, they are the entries of one
+ * column. */
 bool test_wanted_of(size_t row, size_t column);
 
 #endif

@@ -7,9 +7,9 @@
 int rand_r(unsigned int *seed);
 
 /* Criterion shares memory with its test processes at the address 0x200000000000 + 2^24 * rand_r().
- * ThreadSanitizer nearly always has its own tables at such an address, and in that case no test
- * starts. These numbers give addresses in the only part of that range that ThreadSanitizer leaves
- * to programs (x86-64: 0x550000000000 to 0x568000000000), above the program itself. */
+ * ThreadSanitizer nearly always has its own tables at such an address, so that no test could start.
+ * This function returns numbers whose addresses ThreadSanitizer leaves to programs (x86-64:
+ * 0x550000000000 to 0x568000000000), above the program itself. */
 int rand_r(unsigned int *seed) {
   const int first = (0x567000000000 - 0x200000000000) >> 24;
   *seed = *seed * 1103515245U + 12345U; /* the example generator of the C standard */

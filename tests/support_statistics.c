@@ -1,4 +1,4 @@
-/* Optimizers for tests of statistics. */
+/* Creates optimizers for tests of statistics. */
 #include "tests/support_statistics.h"
 
 #include "optimizers/optimizer.h"

@@ -16,10 +16,11 @@ struct subject {
   onebit_profile_t profile;
   onebit_dtype_t dtype; /* of the parameters */
   double clip_norm;
-  onebit_shards_t shards; /* of 1-bit Adam */
+  onebit_shards_t shards; /* an option of 1-bit Adam */
 };
 
-/* Creates an optimizer of SUBJECT_TENSORS tensors. If the method has a freeze, it comes early. */
+/* Creates an optimizer of SUBJECT_TENSORS tensors. If the method freezes its variance, it does so
+ * after few steps. */
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer);
 

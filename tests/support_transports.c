@@ -10,13 +10,13 @@
 #define FAULT_CODE (-77)
 #define DEAD_CODE  (-78)
 
-/* A message in flight, or a pending receive. The two match if sender, receiver and tag are
- * equal. */
+/* A message in flight, or a pending receive. A receive matches a message with the same sender,
+ * receiver and tag. */
 struct letter {
   struct letter *next;
   int from, to, tag;
   size_t bytes;
-  unsigned char *data; /* a message's own copy, or a receive's buffer, which is the library's */
+  unsigned char *data; /* for a message, a copy of its bytes; for a receive, the library's buffer */
 };
 
 struct hub {
@@ -26,8 +26,8 @@ struct hub {
   struct letter *wanted;  /* receives that are not complete, in the order in which they were
                            * started */
   struct custom_fault fault;
-  long calls; /* calls of the fault's kind on the fault's rank */
-  long open;  /* receives that are neither complete nor cancelled */
+  long calls; /* the number of calls of the fault's kind on the fault's rank */
+  long open;  /* the number of receives that are neither complete nor cancelled */
   long aborts, releases;
   bool dead;
 };
@@ -106,8 +106,8 @@ static int receive_letter(void *context, void *data, size_t bytes, int peer, int
   return code;
 }
 
-/* Returns the message for a receive: the first message that matches it, unless an older receive
- * matches that message. */
+/* Returns the message for a receive: the first message that it matches. If an older receive has the
+ * same sender, receiver and tag, returns NULL. */
 static struct letter *find_message(struct hub *hub, struct letter *wanted) {
   for (struct letter *older = hub->wanted; older != wanted; older = older->next)
     if (letters_match(older, wanted))

@@ -1,4 +1,4 @@
-/* Communicators over a custom transport, whose ranks are threads, and over sockets. */
+/* Runs ranks that are threads over a custom transport, and over sockets. */
 #ifndef ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
 #define ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
 
@@ -6,8 +6,8 @@
 #include "tests/support.h"
 
 /*
- * A transport for onebit/custom.h whose ranks are threads. It holds copies of the messages in a
- * mailbox, where receives find them by rank and tag. A test can make its calls fail.
+ * A transport for onebit/custom.h whose ranks are threads. A send copies its message to a mailbox,
+ * where receives find it by rank and tag. A test can make the transport's functions fail.
  */
 
 enum custom_call { CUSTOM_SEND, CUSTOM_RECEIVE, CUSTOM_TEST, CUSTOM_CALLS };
@@ -22,13 +22,14 @@ struct custom_fault {
   bool longer; /* the message is longer than expected; the call does not fail */
 };
 
-/* Runs the body on `size` threads as ranks, on `hosts` hosts, over a communicator of callbacks.
- * Afterwards checks that every operation was completed or cancelled, and calls
+/* Runs the body on `size` threads as ranks, on `hosts` hosts, with a communicator over this
+ * transport. Afterwards checks that every operation was completed or cancelled, and calls
  * checks_must_hold(). */
 void on_custom(int size, int hosts, rank_body *body, void *context);
 
-/* Does the same if creating the communicator may fail: `attempt` gets the callbacks and creates the
- * communicator itself. Returns how often the fault's rank made calls of the fault's kind. */
+/* For tests in which creating the communicator may fail: runs `attempt` on all ranks, which gets
+ * the callbacks and creates the communicator itself. Returns the number of calls of the fault's
+ * kind on the fault's rank. */
 typedef void custom_attempt(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                             void *context);
 long try_on_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,

@@ -1,5 +1,5 @@
-/* Wrong calls: the code that checks them, the list of functions that need one, the handles that
- * they use, and the calls on communicators, plans and collectives. */
+/* Makes wrong calls on communicators, plans and collectives, and defines the functions that check
+ * wrong calls, the list of called functions, and the handles. */
 #include "tests/support_wrong_calls.h"
 
 #include <ctype.h>
@@ -134,7 +134,7 @@ static int fail_test(void *context, void *operation, double seconds, size_t *byt
 
 static void ignore_cancel(void *context, void *operation) { (void)context, (void)operation; }
 
-/* Takes valid options and sets one field to a wrong value. Creating a communicator with them must
+/* Copies valid options and sets one field to a wrong value. Creating a communicator with them must
  * fail. */
 #define UNSOUND(create, sound, field, value, message, ...)                                         \
   do {                                                                                             \
@@ -191,7 +191,7 @@ static void wrong_sockets(const struct wrong_scene *scene) {
   SOCKETS(rendezvous, "::1:80", "expected host:port");
   SOCKETS(rendezvous, "127.0.0.1:0", "expected host:port");
   SOCKETS(rendezvous, "127.0.0.1:65536", "expected host:port");
-  SOCKETS(rendezvous, "no.such.name.invalid:80", "no known name");
+  SOCKETS(rendezvous, "no.such.name.invalid:80", "nor the name of a known host");
 }
 
 static void wrong_values(const struct wrong_scene *scene) {
@@ -207,9 +207,9 @@ static void wrong_values(const struct wrong_scene *scene) {
   WRONG(onebit_comm_abort, (handle), ARGUMENT, part);                                              \
   WRONG(onebit_comm_shrink, (handle, &comm), ARGUMENT, part)
   VALUES(NULL, "comm is NULL");
-  VALUES(scene->no_comm, "not a communicator that exists (destroyed, or never created)");
+  VALUES(scene->no_comm, "not a communicator that exists (it is destroyed, or was never created)");
   VALUES(plan, "which is a plan");
-  VALUES(foreign, "not a communicator that exists (destroyed, or never created)");
+  VALUES(foreign, "not a communicator that exists (it is destroyed, or was never created)");
   WRONG_VALUE(onebit_status_string, (99),
               strcmp(onebit_status_string((onebit_status_t)99), "unknown status") == 0, "");
   WRONG_VALUE(onebit_counters_reason, (99), onebit_counters_reason(99) == NULL, "");
@@ -260,12 +260,13 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("scale is 1, which messages of 4 bits do", .bits = 4, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
   PLAN("bits is 3", .bits = 3);
   PLAN("bits is -1", .bits = -1);
-  PLAN("bits is 8: it requires", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
-  PLAN("bits is 2: it requires", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
+  PLAN("bits is 8: more than one bit requires", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
+  PLAN("bits is 2: more than one bit requires", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("max_bits is 3, not 1, 2, 4 or 8", .max_bits = 3);
   PLAN("max_bits is 2, less than bits, 4", .max_bits = 2, .bits = 4);
   PLAN("max_bits is 8, bits is 4, no_error", .max_bits = 8, .bits = 4, .no_error_feedback = 1);
-  PLAN("max_bits is 8: it requires", .max_bits = 8, .block_size = ONEBIT_BLOCK_BUFFER);
+  PLAN("max_bits is 8: more than one bit requires", .max_bits = 8,
+       .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("messages of 8 bits do not", .max_bits = 8, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
   PLAN("block_size is 33", .block_size = 33);
   PLAN("block_size is 65568", .block_size = 65568);
@@ -288,7 +289,7 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("block_size", HIERARCHY, .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("residual_copies is 3", .residual_copies = 3);
   PLAN("residual_copies is -1", .residual_copies = -1);
-  PLAN("residual_copies is 1, max_bits is 4", .residual_copies = 1, .bits = 4);
+  PLAN("residual_copies=1 needs max_bits=1, but max_bits is 4", .residual_copies = 1, .bits = 4);
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 0}, &plan), ARGUMENT,
         "options->size is 0");
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4096}, &plan),
@@ -304,7 +305,8 @@ static void wrong_residuals(const struct wrong_scene *scene) {
   WRONG(onebit_plan_reset_residual, (handle), status, part);                                       \
   WRONG(onebit_plan_reset, (handle), status, part)
   RESIDUALS(NULL, ARGUMENT, "plan is NULL");
-  RESIDUALS(scene->no_plan, ARGUMENT, "not a plan that exists (destroyed, or never created)");
+  RESIDUALS(scene->no_plan, ARGUMENT,
+            "not a plan that exists (it is destroyed, or was never created)");
   RESIDUALS(comm, ARGUMENT, "which is a communicator");
   RESIDUALS(scene->busy, BUSY, "in flight");
   values[3] = NAN;
@@ -338,7 +340,7 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_set_bits, (scene->no_plan, 1), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_set_bits, (scene->busy, 1), BUSY, "in flight");
   WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT,
-        "bits is 3, not a width of the plan, 1 to 1");
+        "bits is 3, not a width from the plan's bits, 1, to its max_bits, 1");
   WRONG(onebit_plan_fit_budget, (NULL, 1, 0.5), ARGUMENT, "plans is NULL");
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0), ARGUMENT, "budget is 0: it must be above 0");
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 1.5), ARGUMENT, "budget is 1.5: it must");
@@ -359,7 +361,7 @@ static void wrong_requests(const struct wrong_scene *scene) {
   WRONG(onebit_test, (argument), ARGUMENT, part);                                                  \
   WRONG(onebit_wait, (argument), ARGUMENT, part)
   REQUESTS(NULL, "request is NULL");
-  REQUESTS(&finished, "not a request that exists (finished, or never created)");
+  REQUESTS(&finished, "not a request that exists (it is finished, or was never created)");
   REQUESTS(&plan, "which is a plan");
   REQUESTS(&foreign, "not a request that exists");
 #define STARTS(start)                                                                              \
@@ -411,7 +413,7 @@ static char *read_text(const char *path) {
   return text;
 }
 
-/* Replaces comments and preprocessor lines by blanks. */
+/* Replaces comments and preprocessor lines by blanks, so that declarations are left. */
 static void keep_declarations(char *text) {
   for (char *at = text; (at = strstr(at, "/*")) != NULL;)
     for (const char *end = strstr(at, "*/") + 2; at < end;)

@@ -12,12 +12,12 @@
 #include "onebit/counters.h"
 #include "onebit/onebit.h"
 
-/* Makes the call, which must return the status with a message that contains `part`. */
+/* Makes a call, which must return `status` with a message that contains `part`. */
 #define WRONG(function, arguments, status, part)                                                   \
   (wrong_begin(), wrong_end(#function, #arguments, function arguments, (status), (part)))
 
-/* Does the same for a function that returns a value. `good` is true if the value is as
- * documented. */
+/* Makes a call of a function that returns a value instead of a status. `good` is true if the value
+ * is as documented. */
 #define WRONG_VALUE(function, arguments, good, part)                                               \
   (wrong_begin(), wrong_value(#function, #arguments, (good), (part)))
 
@@ -26,7 +26,7 @@ void wrong_end(const char *function, const char *arguments, onebit_status_t got,
                onebit_status_t wanted, const char *part);
 void wrong_value(const char *function, const char *arguments, bool good, const char *part);
 
-/* Return the number of calls so far, the number of calls that failed the check, and whether
+/* Return the number of wrong calls so far, the number of those that failed the check, and true if
  * `function` was called. */
 size_t wrong_calls_made(void);
 size_t wrong_calls_failed(void);
@@ -36,8 +36,8 @@ bool wrong_calls_cover(const char *function);
  * number of these functions. */
 size_t wrong_check_header(const char *header);
 
-/* Valid arguments of calls. The handles of destroyed objects (no_...) are destroyed last, so that
- * no new object gets their address. `foreign` is memory of the program, not of the library. */
+/* Valid arguments, and handles of destroyed objects (no_...). These objects are destroyed last, so
+ * that no new object gets their address. `foreign` is memory of the program, not of the library. */
 struct wrong_scene {
   onebit_comm_t comm, no_comm;
   onebit_plan_t plan, gathers, scatters, busy, no_plan;
@@ -53,7 +53,7 @@ enum { WRONG_COUNT = 64 };
 bool wrong_scene_make(struct wrong_scene *scene);
 void wrong_scene_end(struct wrong_scene *scene);
 
-/* Make all wrong calls on one rank, with one function per header. */
+/* Make all wrong calls on one rank. Each function tests one group of public functions. */
 void wrong_communicators(const struct wrong_scene *scene);
 void wrong_plans(const struct wrong_scene *scene);
 void wrong_collectives(const struct wrong_scene *scene);

@@ -1,5 +1,5 @@
-/* Wrong calls on optimizers and outer steps: creation, steps, functions that return information,
- * checkpoints. */
+/* Makes wrong calls on optimizers and outer steps: creation, steps, functions that return
+ * information, checkpoints. */
 #include <math.h>
 #include <string.h>
 
@@ -40,7 +40,8 @@ static void wrong_tensors(const struct wrong_scene *scene) {
   SECOND("tensors[1].count is 18446744073709551615", p, g, SIZE_MAX, 0, 0, 0);
 }
 
-/* The tables of test_arguments_optimizers.c have the wrong options. */
+/* Makes wrong calls of creation functions. Wrong options are in the tables of
+ * test_arguments_optimizers.c. */
 void wrong_creations(const struct wrong_scene *scene) {
   onebit_optimizer_t made;
   void *plan = scene->plan;
@@ -67,7 +68,8 @@ void wrong_creations(const struct wrong_scene *scene) {
 
 /* ---- Steps ---- */
 
-/* Makes wrong steps. Errors in calls on `open` are recorded in its open step, which then fails. */
+/* Makes wrong calls of step functions. An error of a call on `open`, whose step has begun, makes
+ * that step fail. */
 void wrong_steps(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, gone = scene->no_optimizer, open = scene->open;
   void *plan = scene->plan, *foreign = scene->foreign;
@@ -88,7 +90,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_take_parameters, (handle), ARGUMENT, part);                               \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
-  STEPS(gone, "not an optimizer that exists (destroyed, or never created)");
+  STEPS(gone, "not an optimizer that exists (it is destroyed, or was never created)");
   STEPS(plan, "which is a plan");
   STEPS(foreign, "not an optimizer that exists");
 #define RATES(call)                                                                                \
@@ -150,7 +152,8 @@ void wrong_queries(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_describe, (handle, ONEBIT_FORMAT_TEXT, line, 8, NULL), ARGUMENT, part);   \
   WRONG(onebit_optimizer_check, (handle, NULL), ARGUMENT, part)
   LOOKS(NULL, "optimizer is NULL");
-  LOOKS(scene->no_optimizer, "not an optimizer that exists (destroyed, or never created)");
+  LOOKS(scene->no_optimizer,
+        "not an optimizer that exists (it is destroyed, or was never created)");
   LOOKS(comm, "which is a communicator");
   WRONG(onebit_optimizer_get_info, (optimizer, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_optimizer_get_info, (optimizer, &(onebit_optimizer_info_t){.size = 3}), ARGUMENT,
@@ -184,7 +187,7 @@ static void wrong_directories(const struct wrong_scene *scene) {
   WRONG(call, (scene->no_optimizer, "/tmp"), ARGUMENT, "not an optimizer that exists");            \
   WRONG(call, (scene->optimizer, NULL), ARGUMENT, "directory is NULL");                            \
   WRONG(call, (scene->optimizer, ""), ARGUMENT, "directory is");                                   \
-  WRONG(call, (scene->optimizer, longest), ARGUMENT, "directory is 5999 bytes long");              \
+  WRONG(call, (scene->optimizer, longest), ARGUMENT, "directory is a path of 5999 bytes");         \
   WRONG(call, (scene->optimizer, "/dev/null/none"), ONEBIT_ERROR_FILE, "/dev/null/none");          \
   WRONG(call, (scene->open, "/tmp"), BUSY, "a step is open")
   DIRECTORIES(onebit_optimizer_save_files);
@@ -230,7 +233,7 @@ static void wrong_options(const struct wrong_scene *scene) {
         status, message)
   OPTIONS(ARGUMENT, "rule is 3", .rule = (onebit_outer_rule_t)3);
   OPTIONS(ARGUMENT, "learning_rate is -1", .learning_rate = -1);
-  OPTIONS(ARGUMENT, "momentum is 0.5, and rule is ONEBIT_OUTER_MEAN", .momentum = 0.5);
+  OPTIONS(ARGUMENT, "momentum is 0.5, but rule is ONEBIT_OUTER_MEAN", .momentum = 0.5);
   OPTIONS(ARGUMENT, "momentum is 1", .rule = ONEBIT_OUTER_NESTEROV, .momentum = 1);
   OPTIONS(ARGUMENT, "bits is 3", .bits = 3);
   OPTIONS(ARGUMENT, "fragments is 31", .fragments = 31);
@@ -241,7 +244,7 @@ static void wrong_options(const struct wrong_scene *scene) {
   OPTIONS(ARGUMENT, "block_size is 33", .block_size = 33);
   OPTIONS(ARGUMENT, "threads is -2", .threads = -2);
   OPTIONS(ARGUMENT, "device is 7", .device = (onebit_device_t)7);
-  OPTIONS(ONEBIT_ERROR_UNSUPPORTED, "bits is ONEBIT_OUTER_SPARSE, and device",
+  OPTIONS(ONEBIT_ERROR_UNSUPPORTED, "bits is ONEBIT_OUTER_SPARSE, but device",
           .bits = ONEBIT_OUTER_SPARSE, .device = ONEBIT_DEVICE_CUDA);
 }
 

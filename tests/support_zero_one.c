@@ -20,7 +20,7 @@ static bool is_poisoned(const struct zero_one_case *what, int rank, int call) {
   return what->poison != 0.0f && rank == what->poisoned_rank && call % 2 == 0;
 }
 
-/* Returns the number of the element that is not finite in a call. */
+/* Returns the index of the element that is not finite in a call. */
 static size_t poisoned_element(size_t total, int call) { return (size_t)call * 977 % total; }
 
 static void capture_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
@@ -38,8 +38,8 @@ static void capture_norms(struct zero_one_moment *moment, const struct oracle_ze
   }
 }
 
-/* True if ranks have made a local step since their last synchronisation. Without compressed tensors
- * a local step is the same on all ranks, so it does not count. */
+/* True if ranks have made local steps since their last synchronisation, so that their parameters
+ * differ. Without compressed tensors local steps are the same on all ranks and do not count. */
 static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_one *oracle,
                      int call) {
   const struct oracle_adam *state = oracle->state;

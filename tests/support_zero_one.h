@@ -1,6 +1,6 @@
 /*
- * Cases of 0/1 Adam. The same code runs a case, and compares it with the oracle, for ranks that are
- * threads and for ranks of MPI. Tensors, inputs and steps are those of support_adam.h.
+ * Test cases of 0/1 Adam. The functions that run a case and compare it with the oracle work for
+ * ranks that are threads and for MPI ranks. Tensors, inputs and steps are those of support_adam.h.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
 #define ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
@@ -41,9 +41,9 @@ void zero_one_release(struct zero_one_run *run);
  * This is a rank_body whose context is the struct zero_one_run. */
 void zero_one_on_rank(onebit_comm_t comm, void *run);
 
-/* Returns options with short stages. The variance is frozen after `freeze_step` steps. Its interval
- * doubles after every second update. The interval of synchronisations doubles after every third
- * step. */
+/* Returns options with short stages. The variance is frozen after `freeze_step` steps. The interval
+ * between its updates doubles after every second update. The interval between synchronisations
+ * doubles after every third step. */
 onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step);
 
 #endif

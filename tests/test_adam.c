@@ -1,7 +1,7 @@
 /*
- * 1-bit Adam and LAMB, in addition to the tests of all optimizers in test_optimizers.c: the step of
- * the freeze, the published formulas, which hold without compression, LAMB's numbers of a tensor,
- * and the bytes of a step.
+ * Tests of 1-bit Adam and LAMB beyond those of all optimizers in test_optimizers.c: the step after
+ * which the variance is frozen, the published formulas, which hold without compression, LAMB's
+ * per-tensor coefficients, and the bytes that a step sends.
  */
 #include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_adam.h"
@@ -13,8 +13,8 @@ static struct adam_case make_case(const struct adam_tensors *tensors, size_t fre
   return what;
 }
 
-/* Runs the case, whose optimizer must equal the oracle. Returns the step after which it has frozen,
- * or 0. */
+/* Runs the case and compares its optimizer with the oracle. Returns the step after which the
+ * variance was frozen, or 0 if it never was. */
 static size_t run_to_freeze(const struct adam_case *what) {
   struct adam_run run = adam_prepare(what);
   const size_t freeze_step = run.moments[what->steps - 1].freeze_step;
@@ -32,7 +32,7 @@ static struct adam_case make_automatic_case(const struct adam_tensors *tensors, 
 }
 
 /* The variance settles if gradients keep their size. With beta2 = 7/8 the ninth step is the first
- * that can freeze. The oracle computes the ratio from all variances. */
+ * that can freeze it. The oracle computes the ratio for the freeze decision from all elements. */
 Test(adam, freezes_when_the_variance_has_settled) {
   struct adam_case what = make_automatic_case(&adam_tensors_odd, 0.875);
   what.steps = 40;
@@ -40,8 +40,8 @@ Test(adam, freezes_when_the_variance_has_settled) {
     cr_assert(run_to_freeze(&what) >= 9);
 }
 
-/* In double, 1 / (1 - 0.9) is a little more than ten. The window must be ten nevertheless, so that
- * the eleventh step freezes. */
+/* The freeze window has 1 / (1 - beta2) steps. In double, 1 / (1 - 0.9) is a little more than ten,
+ * but the window must be ten, so that the eleventh step freezes the variance. */
 Test(adam, freeze_window_is_a_whole_number_of_steps) {
   struct adam_case what = make_automatic_case(&adam_tensors_one, 0.9);
   what.options.freeze_threshold = 0.1;
@@ -55,8 +55,8 @@ Test(adam, freezes_as_late_as_it_may_while_the_variance_grows) {
   cr_assert_eq(run_to_freeze(&what), ONEBIT_FREEZE_LATEST * 8);
 }
 
-/* Gradients grow tenfold at every step, and the momentum follows them faster than the variance. A
- * freeze at a given step must therefore wait. */
+/* Gradients grow tenfold at every step, and the momentum follows them faster than the variance. The
+ * freeze, which is set for step 8, must therefore wait. */
 Test(adam, freeze_waits_for_the_variance) {
   struct adam_case what = make_case(&adam_tensors_odd, 8);
   what.options.beta1 = 0.1;
@@ -66,7 +66,7 @@ Test(adam, freeze_waits_for_the_variance) {
   cr_assert_eq(run_to_freeze(&what), 0);
 }
 
-/* A wider threshold freezes earlier, and a narrower one later. */
+/* A lower threshold freezes the variance earlier, and a threshold close to 1 later. */
 Test(adam, freeze_threshold_is_heeded) {
   size_t steps[3];
   for (int k = 0; k < 3; k++) {
@@ -79,8 +79,8 @@ Test(adam, freeze_threshold_is_heeded) {
             "frozen after %zu, %zu, %zu", steps[0] + 1, steps[1] + 1, steps[2] + 1);
 }
 
-/* --- The published formulas for the mean gradient, in double: Adam as Kingma and Ba write it, with
- * AdamW's decay, and LAMB with bias correction and without a clamp. */
+/* --- The published formulas, applied in double to the mean gradient: Adam as Kingma and Ba write
+ * it, with AdamW's decay, and LAMB with bias correction and unlimited trust ratios. */
 
 struct textbook {
   double *parameter, *momentum, *variance, *update;
@@ -117,9 +117,9 @@ static void make_textbook_step(const struct adam_case *what, struct textbook *bo
   free(mean);
 }
 
-/* Runs a case and compares it with the published formulas. A step is about as large as the rate.
- * float32 may lose the part `lost` of the step if mean gradients cancel, and the part `rounded` of
- * the parameter. */
+/* Runs a case and compares its parameters with the published formulas. In each step they may differ
+ * by `lost` times the learning rate, because gradients that nearly cancel lose digits in float32,
+ * and by `rounded` times the parameter. */
 static void check_textbook(const struct adam_case *what, double lost, double rounded) {
   struct adam_run run = adam_prepare(what);
   const size_t total = run.total;
@@ -156,7 +156,7 @@ Test(adam, plain_lamb_is_the_published_one) {
   check_textbook(&what, 3e-5, 1e-6);
 }
 
-/* --- LAMB's numbers of a tensor at the limits */
+/* --- LAMB's per-tensor coefficients at their limits */
 
 static const struct ob_lamb_limits limits = {.min_coefficient = 0.01,
                                              .max_coefficient = 10,
@@ -189,13 +189,13 @@ Test(adam, lambs_factors_at_their_ends) {
   } cases[] = {
       {1, 1, 1, 1.05, 1.05},
       {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
-      {1, 9, 4, 1.08, 1.08},             /* the share of the update is at most 1 */
-      {1, 0, 0, 0.95, 0.95},             /* no element moves, so their share is unknown */
-      {1, 1, 1, 7, 1.0 * 1.1},           /* the largest change in one step */
+      {1, 9, 4, 1.08, 1.08},             /* the gradient's part of the update is at most 1 */
+      {1, 0, 0, 0.95, 0.95},             /* no element moves, so this part is unknown */
+      {1, 1, 1, 7, 1.0 * 1.1},           /* factor_change limits the factor */
       {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
-      {3.9, 1, 1, 100, 4},               /* the largest factor has priority */
+      {3.9, 1, 1, 100, 4},               /* max_factor limits the factor */
       {0.51, 1, 1, 0.1, 0.5},
-      {5, 1, 1, 100, 5 * 0.9}, /* the limit of the change in one step has priority */
+      {5, 1, 1, 100, 5 * 0.9}, /* factor_change has priority over max_factor */
       {1, NAN, 1, NAN, 1.0 * 0.9},
   };
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -233,8 +233,8 @@ Test(adam, elements_without_variance_do_not_move) {
   adam_release(&run);
 }
 
-/* Checks the bytes of steps. A warm-up step sends as much as a dense allreduce, and a compressed
- * step at most a thirtieth of that. */
+/* Checks the bytes that steps send. A warm-up step sends as many as a dense allreduce, and a
+ * compressed step at most a thirtieth of that. */
 static void check_bytes(onebit_comm_t comm, void *context) {
   enum { COUNT = 1 << 18 };
   (void)context;

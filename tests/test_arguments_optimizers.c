@@ -1,6 +1,7 @@
 /*
- * Options of every optimizer: each option with a wrong value, and each with another value on one
- * rank. Also steps without memory. support_wrong_optimizers.c tests wrong handles.
+ * Tests the options of every optimizer: each option with a wrong value, and each with a different
+ * value on one rank. Also tests that steps allocate no memory. support_wrong_optimizers.c tests
+ * wrong handles.
  */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
@@ -9,8 +10,8 @@
 
 #define COUNT 700
 
-/* Creates an optimizer of two tensors and an empty one. All ranks share the arrays, so only a job
- * of a single rank may make steps. */
+/* Creates an optimizer of three tensors, one of them empty. All ranks use the same arrays, so only
+ * a job with a single rank may make steps. */
 static onebit_status_t create_optimizer(onebit_comm_t comm, const struct any_case *what,
                                         onebit_optimizer_t *optimizer) {
   static float parameter[COUNT], gradient[COUNT];
@@ -115,7 +116,7 @@ static const struct {
     {{ANY(efficient_adam, .common.max_bits = -1)}, "max_bits is -1", ""},
     {{ANY(efficient_adam, .common.residual_copies = 3)}, "residual_copies is 3", ""},
     {{ANY(efficient_adam, .common.residual_copies = 1, .common.bits = 2)},
-     "residual_copies is 1, max_bits is 2",
+     "residual_copies=1 needs max_bits=1, but max_bits is 2",
      ""},
 
     {{ANY(zero_one_adam, .beta1 = 1)}, "beta1", "1"},
@@ -187,13 +188,15 @@ static const struct {
      "no_error_feedback is set"},
     {{ANY(adam, STEPS, .common.max_bits = 8)},
      UNSUPPORTED,
-     "max_bits is 8: not possible with shards"},
+     "max_bits is 8: more than one bit is not possible with shards"},
     {{ANY(efficient_adam, .common.bits = 2, .trust_ratio = 1)},
      UNSUPPORTED,
-     "bits is 2, max_bits is 2: not possible with trust_ratio"},
+     "bits is 2, max_bits is 2: more than one bit is not possible with trust_ratio"},
 
-    {{ANY(lamb, .common.residual_copies = 1)}, UNSUPPORTED, "residual_copies is 1: not"},
-    {{ANY(adam, STEPS, .common.residual_copies = 1)}, UNSUPPORTED, "residual_copies is 1: not"},
+    {{ANY(lamb, .common.residual_copies = 1)}, UNSUPPORTED, "residual_copies is 1, which is not"},
+    {{ANY(adam, STEPS, .common.residual_copies = 1)},
+     UNSUPPORTED,
+     "residual_copies is 1, which is not"},
 };
 
 static void check_refused_together(onebit_comm_t comm, void *context) {
@@ -205,7 +208,7 @@ static void check_refused_together(onebit_comm_t comm, void *context) {
   synchronize_ranks(comm);
 }
 
-/* The device is an option of each rank alone, so the other ranks' options are valid. */
+/* Each rank chooses its device alone, so the options of the other ranks stay valid. */
 static void check_refused_on_last_rank(onebit_comm_t comm, void *context) {
   const struct any_case device = {ANY(adam, STEPS, .common.device = ONEBIT_DEVICE_CUDA)},
                         sound = {ANY(adam, STEPS)};
@@ -224,7 +227,7 @@ Test(arguments_optimizers, options_that_do_not_go_together) {
   }
 }
 
-/* Only optimizers that divide gradients accept tensors that are tables. */
+/* Only Efficient-Adam accepts tensors that are marked ONEBIT_TABLE. */
 Test(arguments_optimizers, tables) {
   onebit_comm_t comm = self_comm();
   float parameter[2] = {0};
@@ -243,8 +246,8 @@ Test(arguments_optimizers, tables) {
   checks_must_hold();
 }
 
-/* Methods with trust ratios store further numbers for each tensor, which limits the number of
- * tensors. */
+/* Methods with trust ratios allocate numbers for each tensor. With SIZE_MAX tensors this must
+ * fail. */
 Test(arguments_optimizers, too_many_tensors) {
   onebit_comm_t comm = self_comm();
   onebit_optimizer_t optimizer;
@@ -257,8 +260,8 @@ Test(arguments_optimizers, too_many_tensors) {
   onebit_comm_destroy(comm);
 }
 
-/* --- One rank has another option, or another optimizer: all ranks get an error with the option's
- * name. */
+/* --- One rank passes a different option, or creates a different optimizer. All ranks must get an
+ * error that names the option. */
 
 static void check_disagreement(onebit_comm_t comm, int culprit, const struct any_case *its,
                                const struct any_case *others, const char *name) {
@@ -267,13 +270,13 @@ static void check_disagreement(onebit_comm_t comm, int culprit, const struct any
                 name);
 }
 
-/* Makes ranks disagree on each option of a method, with values that are valid. */
+/* Makes ranks disagree on each option of a method in turn. Each value alone is valid. */
 static void check_each_option(onebit_comm_t comm, int culprit, const struct ob_method *method) {
   for (size_t k = 0; k < method->option_count; k++) {
     const char *name = method->options[k].name;
     struct any_options here = any_options_of(method, NULL), there = here;
-    /* shards = 1 changes nothing with a single rank; only methods with
-     *  trust ratios use a ratio */
+    /* shards = 1 has no effect on a single rank; min_ratio and max_ratio have one only with
+     * trust_ratio */
     bool ratio = strcmp(name, "min_ratio") == 0 || strcmp(name, "max_ratio") == 0;
     any_set(&here, "trust_ratio", ratio);
     any_set(&there, "trust_ratio", ratio);
@@ -307,7 +310,7 @@ Test(arguments_optimizers, other_options_on_one_rank) {
     on_ranks(3, check_all_methods, &rank);
 }
 
-/* --- Steps of all stages allocate nothing; test_memory.c tests creations. */
+/* --- Steps allocate no memory in any stage; test_memory.c tests the creation of optimizers. */
 
 static void step_without_memory(onebit_comm_t comm, const struct any_case *what) {
   onebit_optimizer_t optimizer = NULL;

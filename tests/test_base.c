@@ -20,7 +20,8 @@ Test(hash, goes_on_where_it_ended) {
 }
 
 /*
- * JSON: numbers have nine digits, values are separated by commas, and texts are escaped.
+ * Tests JSON output: numbers have nine digits, values are separated by commas, and strings are
+ * escaped.
  */
 
 Test(json, numbers_keep_nine_digits_or_are_null) {
@@ -33,7 +34,7 @@ Test(json, numbers_keep_nine_digits_or_are_null) {
   cr_expect_str_eq(ob_json_number(text, -INFINITY), "null");
 }
 
-/* Returns the output of a writer for some values. */
+/* Returns the JSON that a writer produces for some values. */
 static const char *write_sample(bool spaced) {
   static char text[512];
   memset(text, 0, sizeof text);
@@ -66,8 +67,9 @@ Test(json, values_are_divided_and_escaped) {
                    "\"largest\": 18446744073709551615}");
 }
 
-/* The table of handles. Handles of destroyed objects and handles of another kind are errors. A
- * communicator exists until the last object that was created on it is destroyed. */
+/* Tests the table of handles. Passing the handle of a destroyed object, or of another kind of
+ * object, is an error. A communicator exists until the last object that was created on it is
+ * destroyed. */
 
 static onebit_plan_t create_plan(onebit_comm_t comm) {
   onebit_plan_t plan = NULL;
@@ -75,7 +77,7 @@ static onebit_plan_t create_plan(onebit_comm_t comm) {
   return plan;
 }
 
-/* MANY and STRIDE are primes. Multiples of STRIDE modulo MANY visit the handles in another order
+/* MANY and STRIDE are primes. Multiples of STRIDE modulo MANY visit the handles in an order other
  * than that of their creation, so that entries are removed from the middle of the table's runs. */
 enum { MANY = 1009, STRIDE = 389 };
 
@@ -91,7 +93,7 @@ Test(handles, are_found_until_they_are_retired) {
           "the byte after %zu is found", k);
     ob_handle_retire(made[k]);
     CHECK(!ob_handle_is(made[k], k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM), "%zu is still found", k);
-    for (size_t j = i + 1; j < MANY; j++) /* no other handle was removed at the same time */
+    for (size_t j = i + 1; j < MANY; j++) /* the other handles must still be found */
       if (!ob_handle_is(made[j * STRIDE % MANY],
                         j * STRIDE % MANY % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM))
         CHECK(false, "%zu took %zu with it", k, j * STRIDE % MANY);
@@ -100,8 +102,8 @@ Test(handles, are_found_until_they_are_retired) {
     ob_handle_release(made[i]);
 }
 
-/* Makes each of three allocations for a plan fail: the plan's own, and two of the table of handles
- * when it grows. */
+/* Makes each of three allocations of onebit_plan_create fail: that of the plan, and two that the
+ * handle table makes when it grows. */
 Test(handles, failed_growth_fails_the_creation) {
   enum { FILLED = 300 };
   onebit_comm_t comm = self_comm();
@@ -159,7 +161,7 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   CHECK(request == NULL, "a finished request is not NULL");
   CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("*request is 0x");
-  CHECK_WORDS("not a request that exists (finished, or never created)");
+  CHECK_WORDS("not a request that exists (it is finished, or was never created)");
   for (int call = 1; call <= 62; call++) {
     CHECK_STATUS(onebit_iallreduce(&x, &y, plan, &request), ONEBIT_OK);
     CHECK_STATUS(onebit_test(&copy), ONEBIT_ERROR_ARGUMENT);
@@ -171,8 +173,8 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   onebit_comm_destroy(comm);
 }
 
-/* Uses a plan and an optimizer after their communicator's handle was destroyed. Rank 1 destroys the
- * handle after the steps, other ranks before. */
+/* Uses a plan and an optimizer after their communicator's handle was destroyed. Rank 1 destroys its
+ * handle after the steps, and the other ranks before them. */
 static void *use_after_destroy(void *argument) {
   onebit_comm_t comm = argument;
   int rank = onebit_comm_rank(comm);
@@ -195,7 +197,7 @@ static void *use_after_destroy(void *argument) {
   CHECK(onebit_comm_rank(comm) == -1, "a destroyed communicator has a rank");
   CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &none), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("comm is 0x");
-  CHECK_WORDS("not a communicator that exists (destroyed, or never created)");
+  CHECK_WORDS("not a communicator that exists (it is destroyed, or was never created)");
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   onebit_optimizer_destroy(optimizer);
   return NULL;

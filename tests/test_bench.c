@@ -1,5 +1,5 @@
-/* Tests of the benchmark program: its command line, its statistics, and the check of results that
- * -c makes. */
+/* Tests of the benchmark program: its command line, its statistics, and its option -c, which checks
+ * results. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -10,7 +10,7 @@
 
 #define RANKS 3
 
-/* One schedule more than --compare accepts. */
+/* A list of thirteen schedules, one more than --compare accepts. */
 #define THIRTEEN                                                                                   \
   "exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,"     \
   "exchange,exchange,exchange"
@@ -29,7 +29,7 @@ static bool parse_arguments(const char *subcommand, const char *arguments,
   return well;
 }
 
-/* Does the same with arguments that are correct. */
+/* Parses arguments that must be correct, and returns the options. */
 static struct bench_options read_arguments(const char *subcommand, const char *arguments) {
   struct bench_options options;
   cr_assert(parse_arguments(subcommand, arguments, &options, NULL), "%s", arguments);
@@ -77,7 +77,8 @@ Test(bench, an_end_of_the_sizes_alone_is_taken) {
             options.largest == bench_find_benchmark("codec")->largest);
 }
 
-/* The options of osu_iallreduce --message-size 1K:2K ... are accepted. */
+/* The program accepts the options of the OSU benchmark osu_iallreduce, e.g. --message-size
+ * 1K:2K. */
 Test(bench, osu_s_long_names_are_read) {
   struct bench_options options = read_arguments(
       "iallreduce", "--message-size 1K:2K --iterations 5 --warmup=3 --full --validation "
@@ -89,7 +90,7 @@ Test(bench, osu_s_long_names_are_read) {
   cr_expect(options.full && options.check && options.factor == 2);
 }
 
-/* The options of all_reduce_perf -b 8 -e 128M ... are accepted. */
+/* The program accepts the options of nccl-tests' all_reduce_perf, e.g. -b 8 -e 128M. */
 Test(bench, nccl_tests_options_are_read) {
   struct bench_options options =
       read_arguments("allreduce", "-b 8 -e 128M -f 4 -n 5 -w 3 -c 1 -g 1");
@@ -179,7 +180,7 @@ Test(bench, ranks_over_sockets) {
   options = read_arguments("iallreduce", "--transport sockets --connections 3");
   cr_expect(options.sockets && !options.nccl && options.connections == 3);
   cr_expect_not(parse_arguments("allreduce", "--transport sockets --ranks 2", &options, error));
-  cr_expect(strstr(error, "not with --ranks"), "%s", error);
+  cr_expect(strstr(error, "cannot be combined with --ranks"), "%s", error);
 }
 
 Test(bench, comparisons_are_lists) {
@@ -301,10 +302,10 @@ Test(bench, data_is_never_constant) {
   cr_expect(negative > 1800 && negative < 2200, "%zu of 4000 are negative", negative);
 }
 
-/* --- The checks of -c */
+/* --- Option -c, which checks results */
 
-/* A collective whose result is wrong by 5 % in one element, on the ranks whose bit is set in
- * wrong_on. */
+/* Settings of a collective whose result is 5 % too large in one element, on ranks whose bit is set
+ * in wrong_on. */
 static unsigned wrong_on;
 static onebit_operation_t wrong_operation;
 static onebit_dtype_t wrong_dtype;

@@ -1,4 +1,5 @@
-/* Tests of the benchmark program's rows, and of the dense optimizers with which it compares. */
+/* Tests the rows that the benchmark program prints, and the dense optimizers that are its
+ * baselines. */
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* tells whether the device is emulated */
 #endif
@@ -32,7 +33,7 @@ Test(bench_rows, bandwidths_are_of_the_larger_buffer) {
 
 /* --- JSON lines */
 
-/* Returns the number of lines, each of which must be an object with these fields. */
+/* Returns the number of lines. Each line must be a JSON object with these fields. */
 static size_t count_objects(const char *text, const char *const *fields) {
   static char line[1 << 12];
   size_t lines = 0;
@@ -78,7 +79,7 @@ Test(bench_rows, json_has_an_object_a_line) {
   cr_expect(strstr(text, "\"dense_median_us\":null"));
 }
 
-/* At 8 Mbit/s a byte takes a microsecond. The bytes of TCP's and Ethernet's headers count, too. */
+/* At 8 Mbit/s a byte takes a microsecond. The headers of TCP and Ethernet count as well. */
 Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
   static const char *const fields[] = {
       "\"wire_limit_us\":", "\"codec_limit_us\":", "\"of_limit\":", NULL};
@@ -136,8 +137,8 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
 
 #ifndef ONEBIT_HAVE_CUDA
 
-/* The memory of 1-bit Adam has worker and server residuals, each twice, the frozen variance, and
- * messages. */
+/* 1-bit Adam's memory consists of two copies of the worker and server residuals, the frozen
+ * variance, and messages. */
 Test(bench_rows, optimizers_have_a_line_each) {
   static const char *const names[] = {"\nEfficient-Adam ",
                                       "\nLion ",
@@ -200,8 +201,8 @@ Test(bench_rows, text_says_that_the_device_is_emulated) {
   expect_output(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
 }
 
-/* Checks the rows of a subcommand on a device. The results of `compared` rows are compared with the
- * host's. */
+/* Checks the rows that a subcommand prints for a device. In `compared` of these rows the results
+ * must equal the host's. */
 static void check_device(const char *subcommand, const char *ranks, size_t rows, size_t compared) {
   static const char *const fields[] = {
       "\"transport\":\"", "\"row\":\"", "\"median_us\":", "\"algbw_gbs\":", "\"right\":", NULL};
@@ -228,8 +229,8 @@ Test(bench_rows, results_on_a_device_are_the_host_s) {
 #endif
 
 /*
- * The dense optimizers with which onebit-bench compares give the bits of the library's warm-up for
- * the same numbers. Only LAMB's norms are added up in another order.
+ * onebit-bench's dense baseline optimizers must give the same bits as the library's warm-up. Only
+ * LAMB's norms are summed in a different order.
  */
 
 enum { COUNT = 5003, STEPS = 3 };

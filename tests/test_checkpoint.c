@@ -1,7 +1,7 @@
 /*
- * Checkpoints in memory lose nothing. A run that is saved after any step, destroyed, created again
- * and loaded must equal the uninterrupted run to the bit. It must also save the same bytes that it
- * has loaded.
+ * Tests that checkpoints in memory lose nothing. An optimizer that is saved after any step,
+ * destroyed, created again and loaded must continue with the bits of the uninterrupted run. Saved
+ * again right after the load, it must give the bytes that it has loaded.
  */
 #include "collectives/plan_private.h"
 #include "optimizers/optimizer.h"
@@ -15,7 +15,7 @@ struct history {
   const struct checkpoint_case *what;
   struct saved_parts parts[MOST_STEPS];
   unsigned char *parameters[MOST_STEPS]; /* of all ranks */
-  struct saved_parts whole;              /* at the end; rank 0's part has all of its state */
+  struct saved_parts whole;              /* at the end; rank 0's part has its complete state */
   bool made;
 };
 
@@ -33,7 +33,7 @@ static void check_parameters(struct history *history, const struct trainee *trai
              TRAINEE_ELEMENTS, history->what->common.parameter_dtype);
 }
 
-/* Checks that the optimizer would save exactly this part now. */
+/* Checks that saving the optimizer now gives exactly its rank's part. */
 static void check_part(struct trainee *trainee, const struct saved_parts *parts) {
   size_t bytes = 0, wanted = parts->bytes[trainee->rank];
   void *memory = optimizer_part(trainee->optimizer, &bytes);
@@ -42,8 +42,8 @@ static void check_part(struct trainee *trainee, const struct saved_parts *parts)
   free(memory);
 }
 
-/* Loads the state after `step` steps. Compares this state, and the states after a few more
- * steps. */
+/* Loads the state after `step` steps. Compares it, and the states after a few more steps, with
+ * those of the uninterrupted run. */
 static void check_resumed(struct trainee *trainee, struct history *history, int step) {
   int end = step + 4 < history->what->steps ? step + 4 : history->what->steps;
   check_case("%s, loaded at step %d", history->what->name, step);
@@ -64,8 +64,8 @@ static void keep_state(struct history *history, struct trainee *trainee, onebit_
          parameter_bytes(history->what));
 }
 
-/* Checks a part in which rank 0 has saved all of its state instead of only its share. Loading it
- * must give the same state. */
+/* Checks a part in which rank 0 has saved its complete state instead of only its share. Loading the
+ * parts must give the same state. */
 static void check_whole_part(struct trainee *trainee, struct history *history, onebit_comm_t comm) {
   struct saved_parts *whole = &history->whole;
   trainee_save(trainee, comm, whole);
@@ -85,8 +85,8 @@ static void check_whole_part(struct trainee *trainee, struct history *history, o
   trainee_destroy(&other);
 }
 
-/* Runs a case to the end. Then loads the state of each step into a new optimizer and into the old
- * one, which thus goes back and forth. */
+/* Runs a case to the end. Then loads the state of each step into a new optimizer, and into the old
+ * one, which thus returns to earlier steps. */
 static void check_every_step(onebit_comm_t comm, void *context) {
   struct history *history = context;
   const struct checkpoint_case *what = history->what;
@@ -143,8 +143,8 @@ Test(checkpoint, every_optimizer_goes_on_exactly) {
 
 /* --- Residuals after loading */
 
-/* Without error feedback a loaded residual is discarded. A large residual is marked as large,
- * because a server that adds to it may overflow. */
+/* An optimizer without error feedback discards a loaded residual. Other optimizers must note that a
+ * loaded residual is large, because a server that adds to it may overflow. */
 Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
   static float residual[SUBJECT_TOTAL], loaded[SUBJECT_TOTAL];
   struct subject_alone *saved = alone_create(0);

@@ -1,6 +1,6 @@
 /*
- * Damaged and malicious parts. Every flipped bit and every truncation must be found. Parts with
- * correct checksums and wrong numbers must do no harm. After an error the optimizer must be
+ * Tests damaged and malicious parts. Every flipped bit and every truncation must be found. Parts
+ * with wrong numbers but correct checksums must do no harm. After an error the optimizer must be
  * unchanged.
  */
 #include "optimizers/checkpoint/checkpoint.h"
@@ -50,8 +50,8 @@ static onebit_status_t load_small(struct small *small, const void *part, size_t 
   return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
 }
 
-/* The state of an optimizer that must stay unchanged: it saves the same part and has the same
- * parameters. */
+/* The recorded state of an optimizer. The optimizer is unchanged if it still saves the same part
+ * and has the same parameters. */
 struct unchanged {
   struct small *small;
   unsigned char *part;
@@ -87,7 +87,7 @@ Test(checkpoint_damage, checksums_are_those_of_the_format) {
   cr_expect_eq(ob_checksum_end(&sum), 0x8e96f72e3615cf06);
 }
 
-/* The part has other sections in each stage. */
+/* The training stages to test, in each of which a part has different sections. */
 static const struct {
   int steps;
   size_t freeze_step;
@@ -121,8 +121,8 @@ Test(checkpoint_damage, every_bit_that_flips_is_found) {
     flip_every_bit(stages[k].steps, stages[k].freeze_step);
 }
 
-/* Loads the part cut off after every byte. The memory ends at that byte, so that a read behind it
- * is noticed. */
+/* Loads a part that is cut off, after each of its bytes in turn. The memory ends at that byte, so
+ * that a read beyond it is noticed. */
 static void cut_after_every_byte(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step);
   size_t bytes;
@@ -133,7 +133,7 @@ static void cut_after_every_byte(int steps, size_t freeze_step) {
     struct guarded cut = guarded_create(length, GUARD_ABOVE);
     memcpy(cut.data, part, length);
     CHECK_STATUS(load_small(saved, cut.data, length), ONEBIT_ERROR_CHECKPOINT);
-    CHECK_WORDS("part 0: truncated: ");
+    CHECK_WORDS("part 0: it is truncated: ");
     snprintf(words, sizeof words, "%zu of %zu bytes", length, bytes);
     if (length >= PART_ROWS && !CHECK_WORDS(words))
       break;
@@ -155,7 +155,8 @@ Test(checkpoint_damage, cut_off_after_every_byte) {
     cut_after_every_byte(stages[k].steps, stages[k].freeze_step);
 }
 
-/* The damaged parts have correct checksums. */
+/* Loads parts whose checksums are correct, but whose sections do not fit the part or the
+ * parameters. */
 Test(checkpoint_damage, sections_beyond_what_there_is) {
   struct small *saved = make_small(2, 0);
   size_t bytes;
@@ -175,7 +176,7 @@ Test(checkpoint_damage, sections_beyond_what_there_is) {
   section->first = 1;
   part_sign(longer);
   CHECK_STATUS(load_small(saved, longer, bytes), ONEBIT_ERROR_CHECKPOINT);
-  CHECK_WORDS("elements from 1 on, beyond the");
+  CHECK_WORDS("elements from element 1 on, but the");
   checks_must_hold();
   free(longer);
   free(part);

@@ -1,7 +1,7 @@
 /*
- * Checkpoints that are loaded on another number of ranks. State that all ranks shared is the same
- * to the bit. Worker residuals become the mean of the saved ones, and server residuals stay with
- * their elements. This also holds if options have changed.
+ * Tests loading checkpoints on another number of ranks. State that all ranks share must keep its
+ * bits. Each worker residual must become the mean of the saved ones, and server residuals must stay
+ * with their elements. This also holds if options have changed.
  */
 #include "compression/numerics.h"
 #include "tests/support_checkpoint.h"
@@ -29,7 +29,7 @@ static void check_rounded(const void *parameters, const double *wanted, onebit_d
   free(rounded);
 }
 
-/* Parts that are loaded by other ranks, which then save their state again. */
+/* A run in which other ranks load saved parts, and then save their state again. */
 struct loading_run {
   const struct checkpoint_case *what;
   const struct saved_parts *from;
@@ -75,7 +75,8 @@ static void load_into(const struct checkpoint_case *what, const struct saved_par
   on_hosts(what->size, what->hosts ? what->hosts : 1, load_and_save, &run);
 }
 
-/* Checks that the mean of the ranks' own arrays has not changed, except for rounding. */
+/* Checks that the mean over the ranks of arrays that each rank has alone has not changed, except
+ * for rounding. */
 static void check_mean(const struct saved_parts *from, const struct saved_parts *to,
                        uint32_t what) {
   double *wanted = parts_mean(from, what), *got = parts_mean(to, what);
@@ -89,8 +90,8 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Checks a load with the same blocks. Arrays that all ranks share must be equal, and arrays of each
- * rank must have the same mean. */
+/* Checks a load that keeps the block size. Arrays that all ranks share must be equal, and arrays
+ * that each rank has alone must have the same mean. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
   for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
     bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
@@ -101,8 +102,8 @@ static void check_remapped(const struct saved_parts *from, const struct saved_pa
   }
 }
 
-/* Loads a case on other ranks, and from there on the first ranks again, after 0, 3, 6, ...
- * steps. */
+/* Loads a case's checkpoints of steps 0, 3, 6, ... on another number of ranks, whose checkpoint is
+ * then loaded on the first number again. */
 static void check_load_on_other_ranks(struct checkpoint_case what, int size, int hosts) {
   struct saved_parts from, to, back;
   what.skips = false;
@@ -171,8 +172,8 @@ Test(checkpoint_elastic, other_hosts) {
 
 /* --- Other options */
 
-/* A run that continues with its own options, and again with other options that must change no
- * bit. */
+/* A checkpoint that is continued twice: with the run's own options, and with other options, which
+ * must change no bit. */
 struct options_run {
   const struct checkpoint_case *what, *other;
   const struct saved_parts *from;
@@ -286,8 +287,8 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   check_compensated(fused, other);
 }
 
-/* Divides by LAMB's scalings of the momentum in messages. The scaling is the last of LAMB's three
- * numbers of each tensor. */
+/* Divides by the factors with which LAMB scales the momentum in messages. This factor is the last
+ * of LAMB's three per-tensor numbers. */
 static void divide_by_scalings(const struct saved_parts *parts, double *values) {
   const char *part = parts->memory[0];
   size_t tensors = part_number(part, PART_TENSORS), i = 0;
@@ -301,8 +302,9 @@ static void divide_by_scalings(const struct saved_parts *parts, double *values) 
   }
 }
 
-/* In profile deepspeed a single rank does not compress. Checks that all residuals are then added to
- * its momentum, times beta1 and without scaling, and are subtracted again later. */
+/* In profile deepspeed a single rank does not compress. Checks that loading on one rank gives it
+ * beta1 times the momentum plus all residuals, without LAMB's scaling, and that loading on several
+ * ranks again preserves this sum. */
 static void check_single_rank(struct checkpoint_case many, const struct checkpoint_case *one) {
   struct saved_parts from, to, back;
   many.skips = false;
@@ -345,8 +347,8 @@ Test(checkpoint_elastic, one_rank_that_does_not_compress) {
   check_single_rank(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
 }
 
-/* The warm-up is the same with and without shards, so a checkpoint of either can be continued as
- * the other. */
+/* The warm-up is the same with and without shards, so a run without shards can load a warm-up
+ * checkpoint of a run with shards, and vice versa. */
 Test(checkpoint_elastic, shards_from_a_warm_up_without) {
   static const char *const names[] = {"adam, uncompressed tensors", "adam, shards of steps",
                                       "adam, shards of parameters"};

@@ -1,6 +1,7 @@
 /*
- * Checkpoints in files. Whatever happens during a save, a later load gives either the complete
- * previous checkpoint or the complete new one. The next save removes files that are left over.
+ * Tests checkpoints in files. Whatever happens during a save, a later load gives either the
+ * complete previous checkpoint or the complete new one. The next save removes files that are left
+ * over.
  */
 #define TEST_SECONDS 600
 #include <fcntl.h>
@@ -123,8 +124,8 @@ static void crash_everywhere(enum disk_fault fault) {
   int seen[2] = {0, 0}, status = 9;
   create_checkpoints();
   for (size_t k = 0; status == 9; k++) {
-    /* Each call is a case of its own. A run therefore tests all calls, unless short lists are
-     * thinned. */
+    /* Each system call is a test case. All of them are tested, unless short lists of cases are
+     * sampled, too. */
     const long at = 1 + (long)(test_thins() ? sample_entry(k) : k);
     struct names first = restore_first_checkpoint();
     status = save_in_child(fault, at);
@@ -168,7 +169,8 @@ static void check_failure(const struct files_run *run, long at) {
   CHECK(failed, "call %ld: no rank knows why", at);
 }
 
-/* Makes every call fail once. The ranks must get an error, or the failure must have no effect. */
+/* Makes every system call of a save fail once. The ranks must get an error, or the failure must
+ * have no effect. */
 static void fail_everywhere(enum disk_fault fault, const char *reason) {
   int failures = 0;
   bool passed = false;
@@ -267,8 +269,8 @@ static int open_after_save(int directory, const char *path, int flags) {
   return real_calls.open(directory, path, flags);
 }
 
-/* Another process saves after one rank has read the manifest, or has opened some parts. The other
- * ranks do so before the save or after it. */
+/* Simulates another process that saves a checkpoint after one rank has read the manifest, or has
+ * opened some parts. The other ranks read and open them before that save or after it. */
 Test(checkpoint_files, a_load_beside_a_save) {
   static const char *const files[] = {"part-1-0", "part-1-1", "part-1-2", "manifest"};
   create_checkpoints();

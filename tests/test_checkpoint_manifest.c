@@ -1,6 +1,6 @@
 /*
- * Directories with wrong contents. The error message must name the file, and nothing may have
- * changed. Also, checkpoints in files load on other numbers of ranks.
+ * Tests directories with wrong contents. The error message must name the file, and nothing may have
+ * changed. Also tests loading checkpoint files on other numbers of ranks.
  */
 #include <sys/stat.h>
 
@@ -60,7 +60,7 @@ Test(checkpoint_manifest, parts_that_are_others) {
   save_checkpoint(&two_ranks, 5);
   file_path(path, "part-1-1");
   cr_assert(truncate(path, 1234) == 0);
-  check_failed_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: truncated: 1234 of ");
+  check_failed_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1 is truncated: it has 1234 of ");
   cr_assert(truncate(path, 0) == 0);
   check_failed_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1 is empty");
   directory_empty(directories.saved);
@@ -69,7 +69,8 @@ Test(checkpoint_manifest, parts_that_are_others) {
   file_path(other, "part-1-1");
   unlink(other);
   cr_assert(link(path, other) == 0);
-  check_failed_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: ");
+  check_failed_load(ONEBIT_ERROR_CHECKPOINT,
+                    "/saved/part-1-1 is not the part that the manifest names");
   directory_empty(directories.saved);
   save_checkpoint(&two_ranks, 6); /* the file of this other step has the same length */
   snprintf(path, sizeof path, "%s/kept", directories.shadow);
@@ -78,7 +79,7 @@ Test(checkpoint_manifest, parts_that_are_others) {
   save_checkpoint(&two_ranks, 7);
   cr_assert(rename(path, other) == 0);
   check_failed_load(ONEBIT_ERROR_CHECKPOINT,
-                    "/saved/part-1-1: not the part that the manifest names");
+                    "/saved/part-1-1 is not the part that the manifest names");
   files_end();
 }
 
@@ -131,11 +132,12 @@ Test(checkpoint_manifest, newer_manifest) {
   fputs("onebit checkpoint 2\nwhatever\n", file);
   fclose(file);
   check_failed_load(ONEBIT_ERROR_CHECKPOINT,
-                    "manifest: written by manifest version 2, this library reads 1");
+                    "manifest: the manifest has version 2, but this library reads version 1");
   files_end();
 }
 
-/* Each rank has a directory of its own. This is noticed only when the directory is read. */
+/* Each rank passes a directory of its own. The mistake is noticed only when the directory is
+ * read. */
 Test(checkpoint_manifest, directories_of_their_own) {
   char elsewhere[128];
   files_begin();

@@ -1,8 +1,8 @@
 /*
- * Out of memory at any allocation of saving, loading and moving an optimizer or an outer step.
- * Every allocation fails once, on either rank. In that case all ranks must get an error, the state
- * must be unchanged, and nothing may leak (under the address sanitizer and valgrind). The previous
- * checkpoint must still be there, and the call can be made again.
+ * Tests allocations that fail while an optimizer or an outer step is saved, loaded or moved. Every
+ * allocation fails once, on either rank. All ranks must then get an error, the state must be
+ * unchanged, and nothing may leak (under the address sanitizer and valgrind). The previous
+ * checkpoint must still exist, and the call must succeed when it is repeated.
  */
 #include "base/memory.h"
 #include "tests/support_disk.h"
@@ -10,12 +10,12 @@
 
 enum { RANKS = 2, MOST_FAILURES = 1000 };
 enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, CALLS };
-/* Outer steps have these calls as well. */
+/* The calls that only outer steps have, in addition to those of optimizers. */
 enum { SAVE_SITE = CALLS, LOAD_SITE, MOVE_SITE, OUTER_CALLS };
 
 struct memory_run {
-  const struct checkpoint_case *what; /* the optimizer that is saved; or: */
-  int outer_call;                     /* or the call of an outer step */
+  const struct checkpoint_case *what; /* the optimizer's case; NULL for an outer step */
+  int outer_call;                     /* the outer step's call that is tested */
   struct directories directories;
   onebit_comm_t next[RANKS]; /* the communicators to which objects are moved */
   struct saved_parts parts;
@@ -27,8 +27,8 @@ struct memory_run {
 /* Makes a call on a rank's optimizer or outer step. */
 typedef onebit_status_t call_maker(struct memory_run *run, int call, void *object);
 
-/* Rank 0 sets the failure between two barriers, so that only allocations of the call are
- * counted. */
+/* Repeats a call until no allocation fails. Rank 0 sets the failure between two barriers, so that
+ * only the call's allocations count. */
 static void repeat_until_success(struct memory_run *run, int rank, int call, call_maker *make_call,
                                  void *object, const float *parameters, size_t count) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;

@@ -1,7 +1,7 @@
 /*
- * Other objects at the paths of a checkpoint's files: links, FIFOs, devices and so on. Also files
- * that change while they are read, and reads that fail. No write may follow a link, no call may
- * block, and all ranks must get an error.
+ * Tests links, FIFOs, devices and other objects at the paths of a checkpoint's files, files that
+ * change while they are read, and reads that fail. No write may follow a link, no call may block,
+ * and all ranks must get an error.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -36,7 +36,7 @@ static void check_link_as(const char *name) {
   write_file(victim, "precious");
   for (int k = 0; k < 3; k++) {
     check_case("%s, link %d", name, k);
-    /* A link to another file, a link to a missing file, and a hard link, which is an ordinary
+    /* A symbolic link to a file, one to a missing file, and a hard link, which is an ordinary
      * file. */
     CHECK((k < 2 ? symlink(k ? missing : victim, path) : link(victim, path)) == 0,
           "the link is not made");
@@ -49,8 +49,8 @@ static void check_link_as(const char *name) {
   }
 }
 
-/* Parts get a generation number that no file has, so a link with that name could only appear by a
- * race. In this test, every call that opens a file for writing finds such a link. */
+/* The generation number of new parts is in no file name, so only a race could put a link at their
+ * paths. In this test, every call that creates a part finds such a link. */
 static struct ob_system real;
 static char planted[256];
 
@@ -148,7 +148,8 @@ Test(checkpoint_places, large_files_are_not_read_whole) {
   file_path(path, "manifest");
   cr_assert(truncate(path, (off_t)1 << 40) == 0); /* sparse: it takes no disk space */
   struct files_run run = load_files(&two_ranks);
-  expect_all(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes, too large for a manifest");
+  expect_all(&run, ONEBIT_ERROR_CHECKPOINT,
+             "the file has 1099511627776 bytes, too many for a manifest");
   files_end();
 }
 
@@ -159,7 +160,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static long reads, at;
 static char shortened[256];
 
-/* Shortens the file before the read number `at`. */
+/* Truncates the file just before read number `at`. */
 static ssize_t shorten_and_read(int file, void *to, size_t bytes, off_t offset) {
   pthread_mutex_lock(&lock);
   if (++reads == at)
@@ -183,7 +184,7 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
     ob_input_calls = real_input;
     reached = reads >= at;
     for (int k = 0; k < RANKS; k++) {
-      bool told = strstr(run.words[k], "part of the state has been loaded");
+      bool told = strstr(run.words[k], "part of the state has already been loaded");
       if (run.status[k] == ONEBIT_ERROR_FILE)
         (told ? (taken++) : (checked++));
       if (run.status[k] == ONEBIT_ERROR_FILE && !told)
@@ -198,8 +199,8 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
   files_end();
 }
 
-/* Reads a header with another checksum, as if a directory of another machine were read, with parts
- * of equal length. */
+/* Changes the checksum in the header, as if the rank had read another machine's directory, whose
+ * parts have the same lengths. */
 static ssize_t read_changed_header(int file, void *to, size_t bytes, off_t offset) {
   ssize_t got = real_input.read(file, to, bytes, offset);
   if (offset == 0 && got == (ssize_t)sizeof(struct ob_part_header))

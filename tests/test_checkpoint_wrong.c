@@ -1,6 +1,6 @@
 /*
- * Wrong parts. Every rank must get an error whose message names the part and its fault, and nothing
- * may have changed.
+ * Tests loading wrong parts. Every rank must get an error whose message names the part and its
+ * fault, and nothing may have changed.
  */
 #include "tests/support_checkpoint.h"
 
@@ -61,7 +61,7 @@ static const struct {
      5,
      {ADAM, .freeze_step = 3},
      {ADAM, .freeze_step = 3, .uncompressed = 2}},
-    {"saved after the freeze with shards 0, loaded with 1",
+    {"saved after the freeze with shards=0, but loaded with shards=1",
      5,
      {ADAM, .freeze_step = 3},
      {ADAM, .freeze_step = 3, .shards = ONEBIT_SHARDS_STEP}},
@@ -70,7 +70,10 @@ static const struct {
      2,
      {EFFICIENT, .freeze_step = 6},
      {EFFICIENT, .freeze_step = 6, .uncompressed = 2}},
-    {"saved in a warm-up, loaded without one", 2, {MOMENTUM, .freeze_step = 3}, {MOMENTUM}},
+    {"it was saved in a warm-up, but is loaded into an optimizer without a warm-up",
+     2,
+     {MOMENTUM, .freeze_step = 3},
+     {MOMENTUM}},
 };
 
 Test(checkpoint_wrong, words_for_another_optimizer) {
@@ -93,7 +96,7 @@ static void swap_parts(struct saved_parts *parts, int a, int b) {
   parts->bytes[b] = bytes;
 }
 
-/* Returns the number of the section of that kind. */
+/* Returns the number of the section of kind `what`. */
 static size_t find_section(const void *part, uint32_t what) {
   size_t number = 0;
   while (part_section(part, number).what != what)
@@ -107,35 +110,35 @@ static void damage_section(void *part, uint32_t what) {
 }
 
 Test(checkpoint_wrong, words_for_parts) {
-  struct mistake_run run =
-      save_mistake(&two_ranks, 5, "part 0: saved by 2 ranks; the number of parts given is 1");
+  struct mistake_run run = save_mistake(
+      &two_ranks, 5, "part 0: it was saved by 2 ranks, but the number of parts given is 1");
   free(run.parts.memory[1]);
   run.parts.count = 1;
   check_mistake(&run, &two_ranks);
-  run = save_mistake(&two_ranks, 5, "part 0: saved by rank 1");
+  run = save_mistake(&two_ranks, 5, "part 0: it was saved by rank 1");
   swap_parts(&run.parts, 0, 1);
   check_mistake(&run, &two_ranks);
   struct mistake_run later = save_mistake(&two_ranks, 6, "");
-  run = save_mistake(&two_ranks, 5, "parts 0 and 1 are of different steps, 5 and 6");
+  run = save_mistake(&two_ranks, 5, "parts 0 and 1 were saved after different steps, 5 and 6");
   void *one = run.parts.memory[1];
   run.parts.memory[1] = later.parts.memory[1];
   check_mistake(&run, &two_ranks);
   later.parts.memory[1] = one;
   free_parts(&later.parts);
-  run = save_mistake(&two_ranks, 5, "part 1: truncated: 1000 of ");
+  run = save_mistake(&two_ranks, 5, "part 1: it is truncated: it has 1000 of ");
   run.parts.bytes[1] = 1000;
   check_mistake(&run, &two_ranks);
-  run = save_mistake(&two_ranks, 5, "part 1: section 'variance': checksum ");
+  run = save_mistake(&two_ranks, 5, "part 1: section 'variance' has the checksum ");
   damage_section(run.parts.memory[1], SECTION_VARIANCE);
   check_mistake(&run, &two_ranks);
   run = save_mistake(&two_ranks, 5,
-                     "part 1: written by format version 9, this library reads up to 2");
+                     "part 1: it has format version 9, but this library reads versions up to 2");
   ((unsigned char *)run.parts.memory[1])[PART_VERSION] = 9;
   check_mistake(&run, &two_ranks);
   run = save_mistake(&two_ranks, 5, "part 1: its first bytes");
   ((unsigned char *)run.parts.memory[1])[3] ^= 1;
   check_mistake(&run, &two_ranks);
-  run = save_mistake(&two_ranks, 5, "part 0: header: checksum ");
+  run = save_mistake(&two_ranks, 5, "part 0: its header has the checksum ");
   ((unsigned char *)run.parts.memory[0])[PART_STEPS] ^= 1;
   check_mistake(&run, &two_ranks);
 }
@@ -151,7 +154,7 @@ Test(checkpoint_wrong, words_for_other_tensors) {
   check_mistake(&run, &two_ranks);
 }
 
-/* The message names an element that no part has. */
+/* The error message must name an element that no part has. */
 Test(checkpoint_wrong, words_for_missing_elements) {
   struct mistake_run run =
       save_mistake(&two_ranks, 5, "no part has element 0 of section 'variance'");
@@ -216,7 +219,7 @@ Test(checkpoint_wrong, one_rank_tells_the_others) {
   free_parts(&run.parts);
 }
 
-/* Two checkpoints, which are given to different ranks. */
+/* Two checkpoints. Each rank loads a different one. */
 struct mixed_run {
   struct saved_parts parts[2];
 };

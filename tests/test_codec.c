@@ -1,5 +1,5 @@
-/* Tests of codecs: equal bits in every case, arithmetic, the choice of a codec, and the recorded
- * bits. */
+/* Tests codecs: all give equal bits, follow the documented arithmetic, and reproduce recorded
+ * results. Also tests the choice of a codec. */
 #include <inttypes.h>
 
 #include "compression/codec.h"
@@ -9,8 +9,8 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
-/* Codecs give equal bits in every case of the table, and agree with plain formulas. Also tests the
- * choice of a codec. */
+/* Tests that all codecs give equal bits in every case of the table, and agree with plain formulas.
+ * Also tests the choice of a codec. */
 
 static void compare_with_scalar(const struct ob_codec *codec, size_t index) {
   unsigned char *wanted, *got;
@@ -44,8 +44,8 @@ Test(codec, all_give_the_bits_of_scalar) {
     cr_skip_test("no codec but scalar is usable on this processor");
 }
 
-/* Compares with the definition: c = e + x, new e = c - s * sign(c); a sum in lanes; bit 1 for a
- * negative c. */
+/* Compares compression with its definition: c = e + x, the new e is c - s * sign(c), each lane has
+ * a sum of its own, and a negative c has bit 1. */
 Test(codec, compresses_as_defined) {
   enum { count = 40 };
   float input[count], kept[64] = {0}, next[64], lanes[OB_LANES] = {0};
@@ -82,7 +82,7 @@ Test(codec, compresses_as_defined) {
 }
 
 /* Missing sums count as zeros, and further sums go to the lanes in their order. The values differ
- * so much that any other order gives other bits. */
+ * so much in size that any other order of additions gives other bits. */
 Test(codec, adds_sums_as_defined) {
   static const size_t counts[] = {0, 1, 2, 3, 5, 512, 1023, 1024, 1025, 1536, 2047, 5000};
   static double sums[5000];
@@ -253,8 +253,8 @@ Test(golden, every_width_rule_and_type_is_as_recorded) {
   }
 }
 
-/* Checks that the rows of different cases differ, since equal rows would not test the difference.
- * With 8 bits neither scale rule clips values, so their rows may be equal. */
+/* Checks that different cases have different hashes. With equal hashes, a codec that confused two
+ * cases would pass. With 8 bits neither scale rule clips values, so their hashes may be equal. */
 Test(golden, rows_differ) {
   for (size_t i = 0; i < golden_count(); i++)
     for (size_t k = 0; k < i; k++) {

@@ -1,18 +1,18 @@
 /*
- * Every collective equals the oracle in every bit: in its results over several steps, and in the
- * residuals afterwards. Tested are the sizes, counts, types, scales and block sizes that the
+ * Compares every bit of every collective with the oracle: the results of several steps, and the
+ * residuals afterwards. Covers the group sizes, counts, types, scales and block sizes that the
  * library promises, in place and with separate buffers, blocking and nonblocking.
  *
- * Groups of 1 to 3 ranks run the full product of operation, count up to 4097, dtype, scale and
- * block size. Larger groups, and cases of 100,003 elements, run a part of it that has every block
- * size with every scale. Message sizes, threads, codecs, placement of the buffers, and blocking or
- * nonblocking calls are spread over the cases.
+ * Groups of 1 to 3 ranks run every combination of operation, count up to 4097, dtype, scale and
+ * block size. Larger groups, and cases of 100,003 elements, run a subset that has every block size
+ * with every scale. Message sizes, threads, codecs, placement of the buffers, and blocking or
+ * nonblocking calls vary from case to case.
  */
 
 #define TEST_SECONDS 600
 #include "tests/support_collectives.h"
 
-/* Checks a case. Successive cases use different codecs that can run here. */
+/* Checks a case with one of the codecs that can run here. Successive cases use different codecs. */
 static void check_with_next_codec(struct collective_run *run, size_t number) {
   size_t k = 0;
   while (k < test_codecs_count && !use_codec(test_codecs[(number + k) % test_codecs_count]))
@@ -98,7 +98,7 @@ Test(collectives, plans_tell_what_they_decided) {
     on_ranks(size, check_plan_info, &size);
 }
 
-/* Checks the schedules of an allreduce other than the exchange. */
+/* Checks all schedules of an allreduce other than the exchange. */
 static void check_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);

@@ -1,6 +1,6 @@
-/* ONEBIT_CONFIG. A value in its file applies unless the environment has one, and an error in the
- * file is reported with its line. A process reads the file only once, so each case is a test of its
- * own. */
+/* Tests ONEBIT_CONFIG. A value in its file applies unless the environment sets the variable, and an
+ * error in the file is reported with its line. A process reads the file only once, so each case is
+ * a test of its own. */
 #include <sys/wait.h>
 
 #include "base/json.h"
@@ -58,10 +58,10 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
   static const char *const texts[][2] = {
       {"", "f:1: expected '{', not the end of the file"},
       {"[1]", "f:1: expected '{', not '['"},
-      {"{", "f:1: expected a text in \"\", not the end"},
+      {"{", "f:1: expected a string in \"\", not the end"},
       {"{\n\"a\" 1}", "f:2: expected ':', not '1'"},
       {"{\"a\":1\n\"b\":2}", "f:2: expected ',' or '}', not '\"'"},
-      {"{\"a\":1,}", "f:1: expected a text in \"\", not '}'"},
+      {"{\"a\":1,}", "f:1: expected a string in \"\", not '}'"},
       {"{\"a\":[1,]}", "f:1: expected a value, not ']'"},
       {"{\"a\":[1 2]}", "f:1: expected ',' or ']', not '2'"},
       {"{\"a\":01}", "expected ',' or '}', not '1'"},
@@ -71,15 +71,15 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
       {"{\"a\":\n0.123456789012345678901234567890123456789012345678901234567890e-1}",
        "f:2: 0.123456789012345678...: a number of more than 60 characters"},
       {"{\"a\":tru}", "expected a value, not 't'"},
-      {"{\"a\":\"x\n\"}", "expected \" at the end of a text, not an unprintable"},
-      {"{\"a\":\"x", "expected \" at the end of a text, not the end of the file"},
-      {"{\"a\":\"\\x\"}", "behind \\, not 'x'"},
-      {"{\"a\":\"\\", "behind \\, not the end"},
-      {"{\"a\":\"\\u12g4\"}", "four digits"},
-      {"{\"a\":\"\\u0000\"}", "four digits"},
-      {"{\"a\":\"\\ud83d\\ude00\"}", "four digits"},
-      {"{\"a\":1}\n\n}", "f:3: expected nothing behind the last '}', not '}'"},
-      {"{\"a\":1,\n\"a\":2}", "f:2: key a is in line 1 already"},
+      {"{\"a\":\"x\n\"}", "expected \" at the end of a string, not an unprintable"},
+      {"{\"a\":\"x", "expected \" at the end of a string, not the end of the file"},
+      {"{\"a\":\"\\x\"}", "after \\, not 'x'"},
+      {"{\"a\":\"\\", "after \\, not the end"},
+      {"{\"a\":\"\\u12g4\"}", "four hexadecimal digits"},
+      {"{\"a\":\"\\u0000\"}", "four hexadecimal digits"},
+      {"{\"a\":\"\\ud83d\\ude00\"}", "four hexadecimal digits"},
+      {"{\"a\":1}\n\n}", "f:3: expected nothing after the last '}', not '}'"},
+      {"{\"a\":1,\n\"a\":2}", "f:2: key a was already given in line 1"},
       {"{\"a\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}", "f:1: more than 16 values"},
   };
   struct ob_json_value values[16];
@@ -169,7 +169,7 @@ Test(config, all_that_is_wrong_is_said) {
       {"{\"thread\": 1}", ":1: thread: unknown key", ONEBIT_ERROR_ARGUMENT},
       {"{\"THREADS\": 1}", ":1: THREADS: unknown key", ONEBIT_ERROR_ARGUMENT},
       {"{\"config\": \"a\"}", ":1: config: unknown key", ONEBIT_ERROR_ARGUMENT},
-      {"{\n\"codec\": [\"avx2\"]}", ":2: codec is an array, not a text", ONEBIT_ERROR_ARGUMENT},
+      {"{\n\"codec\": [\"avx2\"]}", ":2: codec is an array, not a string", ONEBIT_ERROR_ARGUMENT},
       {"{\n\"timeout\": \"soon\"}", ":2: timeout=soon: neither", ONEBIT_ERROR_ARGUMENT},
       {"{\n\"progress\": true}", ":2: progress=1: neither calls nor", ONEBIT_ERROR_ARGUMENT},
       {"{\"debug\": \"loud\"}", ":1: debug=loud: neither WARN, INFO nor", ONEBIT_ERROR_ARGUMENT},

@@ -1,8 +1,8 @@
 /*
- * Learning-rate factors, weight decays and beta1 that change between steps. A tensor with a factor
- * makes the same steps, to the bit, as in an optimizer of its own with the rate times the factor.
- * An optimizer whose beta1 changes makes the steps of an optimizer that was created with the new
- * beta1.
+ * Tests learning-rate factors, weight decays and beta1 that change between steps. A tensor with a
+ * factor must move as it does, to the bit, in an optimizer of its own whose learning rate is
+ * multiplied by the factor. An optimizer whose beta1 was changed must make the steps of one that
+ * was created with the new beta1.
  */
 #include "tests/oracle.h"
 #include "tests/support_checkpoint.h"
@@ -94,8 +94,8 @@ Test(constants, as_an_optimizer_of_its_own) {
     on_ranks(3, check_changing_factors, (void *)(uintptr_t)&optimizers[k]);
 }
 
-/* If a factor is set between two synchronisations of 0/1 Adam, it applies after the next
- * synchronisation. */
+/* A factor that is set between two synchronisations of 0/1 Adam must take effect after the second
+ * one. */
 static void check_waiting_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
   float rate = RATE;
@@ -176,7 +176,7 @@ static void check_same(const char *what, const struct one *a, const struct one *
 
 static struct saved_parts parts;
 
-/* Makes `to` continue from the state of `from`. */
+/* Copies the state of the optimizer `from` to `to`. */
 static void copy_state(onebit_comm_t comm, const struct one *from, struct one *to) {
   struct trainee trainee = {.rank = onebit_comm_rank(comm), .optimizer = from->optimizer};
   trainee_save(&trainee, comm, &parts);
@@ -188,7 +188,8 @@ static void copy_state(onebit_comm_t comm, const struct one *from, struct one *t
   synchronize_ranks(comm);
 }
 
-/* Sets beta1 before the first step, and again after `steps` steps. */
+/* Sets beta1 before the first step, and again after `steps` steps, and compares with optimizers
+ * that were created with these values. */
 static void check_beta1_after(onebit_comm_t comm, const struct any_case *what, int steps) {
   const int rank = onebit_comm_rank(comm);
   struct one *changed = make_one(comm, what, 0.9), *first = make_one(comm, what, 0.8),
@@ -225,8 +226,8 @@ static void check_beta1_when_frozen(onebit_comm_t comm, void *context) {
   check_beta1_after(comm, context, 7);
 }
 
-/* The freeze comes after step 4. If beta1 is set right after it, the new value applies one step
- * later. */
+/* The variance is frozen after step 4. A beta1 that is set right after this step must take effect
+ * one step later. */
 static void check_beta1_at_freeze(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *early = make_one(comm, context, 0.9), *late = make_one(comm, context, 0.9);
@@ -273,7 +274,7 @@ Test(constants, beta1_that_differs_is_found) {
   on_ranks(3, check_differing_beta1, (void *)(uintptr_t)&optimizers[0]);
 }
 
-/* One rank's program is a step ahead of the others. */
+/* The tags differ because one rank's program is a step ahead of the others. */
 static void check_differing_tag(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *one = make_one(comm, context, 0.9);

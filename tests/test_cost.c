@@ -18,7 +18,8 @@ static struct ob_cost_task make_task(size_t elements, int hosts, int ranks_per_h
 static const onebit_schedule_t schedules[] = {ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_SCHEDULE_ALLGATHER,
                                               ONEBIT_SCHEDULE_HIERARCHICAL};
 
-/* Calls f(costs, task, schedule, wire) for all possible schedules and wires on several clusters. */
+/* Calls f(costs, task, schedule, wire) for all possible schedules and wire formats on several
+ * clusters. */
 static void for_each_cluster(void (*f)(const struct ob_costs *, struct ob_cost_task,
                                        onebit_schedule_t, onebit_wire_t)) {
   static const int clusters[][2] = {{1, 1}, {1, 4}, {2, 1}, {4, 1}, {4, 2}, {16, 8}, {1000, 8}};
@@ -143,8 +144,8 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
-/* With 8 bits the elements take 8 times the bytes, and the scales as many as before. A message of
- * the same length has an eighth of the elements. */
+/* With 8 bits per element, the elements take 8 times the bytes, and the scales take the same. A
+ * message of the same length holds an eighth of the elements. */
 Test(cost, more_bits_are_longer_messages) {
   struct ob_costs costs = make_costs();
   struct ob_cost_task one = make_task(1 << 24, 4, 1), eight = one;
@@ -227,8 +228,8 @@ Test(cost, the_choice_follows_what_was_measured) {
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
 }
 
-/* Measured costs do not apply to other hosts, another number of ranks per host, uneven hosts, a
- * single scale or another operation. */
+/* Measured costs do not apply to another number of hosts or ranks per host, hosts with unequal
+ * numbers of ranks, a single scale or another operation. */
 Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
   struct ob_costs costs = make_corrected_costs();
   struct ob_cost_task others[] = {make_task(1 << 24, 2, 4), make_task(1 << 24, 4, 1),
@@ -293,7 +294,8 @@ Test(cost, exact_sums_are_worth_three_per_cent) {
   }
 }
 
-/* If all other costs are zero, each rank's elements are reduced once, in any schedule. */
+/* If all other costs are zero, the cost is that of reducing each rank's elements once, in any
+ * schedule. */
 Test(cost, reducing_counts_every_rank) {
   struct ob_costs none = make_costs();
   none.between.bandwidth = none.inside.bandwidth = 1e30;
@@ -317,8 +319,8 @@ Test(cost, curves_ascend_and_are_bounded) {
   cr_expect(!ob_cost_add_point(&curve, 1e6, 1));
 }
 
-/* Rounds cost the latency of two messages instead of one, and the work for two messages instead of
- * three. */
+/* An allgather of four ranks in rounds has the latency of two messages instead of one, but each
+ * rank handles two messages instead of three. */
 Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   struct ob_costs costs = make_costs();
   struct ob_cost_task task = make_task(1024, 4, 1), gather = task;
@@ -334,8 +336,8 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
-/* A mean of all ranks' messages takes as long as writing the mean or as reading the messages,
- * whichever is longer. */
+/* Computing the mean of all ranks' messages takes as long as writing the mean or as reading the
+ * messages, whichever is longer. */
 Test(cost, a_mean_costs_writing_or_reading) {
   struct ob_cost_task task = make_task(1 << 20, 4, 1);
   struct ob_costs costs = make_costs(), none = costs;
@@ -350,7 +352,8 @@ Test(cost, a_mean_costs_writing_or_reading) {
   }
 }
 
-/* On one host a wait costs as much as a few messages, and as more of them if ranks share cores. */
+/* On one host a wait costs as much as a few messages, and as much as even more messages if ranks
+ * share cores.  */
 Test(cost, on_one_host_a_few_ranks_send_at_once) {
   static const struct {
     int hosts, ranks;
@@ -398,8 +401,8 @@ Test(cost, defaults_are_for_every_codec) {
   cr_expect_lt(b.compress, a.compress);
 }
 
-/* Over gigabit Ethernet, a call with a quarter of the bytes takes less than half the time, and one
- * with one bit even less. */
+/* Over gigabit Ethernet, a call in 8 bits, with a quarter of the bytes, takes less than half the
+ * time of a dense call, and a call in one bit takes even less. */
 Test(cost, a_part_of_the_time_is_what_compressing_takes) {
   double eight = ob_cost_part(4, 4, 1 << 20, sizeof(float), 8);
   double one = ob_cost_part(4, 4, 1 << 20, sizeof(float), 1);

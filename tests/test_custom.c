@@ -1,7 +1,7 @@
 /*
- * Communicators over the caller's callbacks. Results equal those over loopback to the bit. Whatever
- * the callbacks do, each rank gets a status, no rank hangs, and each operation is completed or
- * cancelled.
+ * Tests communicators over the caller's callbacks. Results have the bits of loopback communicators.
+ * Whatever the callbacks do, each rank gets a status, no rank hangs, and each operation is
+ * completed or cancelled.
  */
 #include "base/memory.h"
 #include "base/process.h"
@@ -9,7 +9,8 @@
 #include "tests/support_requests.h"
 #include "tests/support_transports.h"
 
-/* The limit on elements. A mailbox that is a list would be slow with thousands of messages. */
+/* The largest number of elements. The callbacks' mailbox is a list, which is slow with thousands of
+ * messages. */
 #define MOST_ELEMENTS 5000
 
 Test(custom, collectives_equal_the_oracle) { collectives_over("custom", on_custom, MOST_ELEMENTS); }
@@ -55,7 +56,8 @@ Test(custom, says_who_is_there) {
 
 /* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
-/* Makes a mistake on one rank. That rank gets a message, and the others an error. */
+/* Makes a mistake on one rank. That rank must get an error message about it, and the others an
+ * error. */
 static void make_mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                                 void *context) {
   onebit_comm_t comm = NULL;
@@ -100,7 +102,7 @@ Test(custom, useless_callbacks_on_one_rank) {
 
 #define COUNT 9000
 
-/* The result of a rank. */
+/* A rank's first failure, if any. */
 struct outcome {
   onebit_status_t status;
   bool made;
@@ -241,7 +243,7 @@ static void receive_without_operation(const onebit_transport_callbacks_t *callba
     mine.receive = receive_nothing;
   CHECK_STATUS(onebit_comm_create_custom(&mine, rank, size, &comm), ONEBIT_ERROR_TRANSPORT);
   if (rank == 1)
-    CHECK_WORDS("receive callback for rank 0 has set no operation");
+    CHECK_WORDS("receive callback for rank 0 has not set *operation");
 }
 
 Test(custom, a_receive_without_an_operation) {

@@ -1,7 +1,7 @@
 /*
- * Messages that are damaged in transit, in any bit of any message of a call. Some rank refuses the
- * damaged message, and the next call fails on every rank. After onebit_plan_reset, or after loading
- * a checkpoint, calls succeed on all ranks.
+ * Tests messages that are damaged in transit, in any bit of any message of a call. Some rank must
+ * refuse the damaged message, and the next call must fail on every rank. After onebit_plan_reset,
+ * or after loading a checkpoint, calls must succeed on all ranks.
  */
 #include "collectives/communicator.h"
 #include "collectives/plan_private.h"
@@ -10,11 +10,11 @@
 
 enum { MAX_ELEMENTS = 3000, SENDER = 1 };
 
-/* A rank's callbacks. `send` flips one bit of one message. */
+/* A rank's callbacks. `send` flips a bit of one message, or shortens it, or sends it twice. */
 struct wire {
   onebit_transport_callbacks_t inner;
-  const char *kind; /* counts messages with these first 4 bytes; NULL: messages of calls */
-  long sent, at;    /* sent: messages since counting began; at: the damaged one, from 1 on */
+  const char *kind; /* the first 4 bytes of messages to count; NULL: those of collective calls */
+  long sent, at;    /* sent: messages counted so far; at: number of the one to damage, from 1 on */
   enum { FLIP, SHORTEN, DOUBLE } how;
   size_t bit;
 };
@@ -93,7 +93,7 @@ static struct ends share_outcome(onebit_comm_t comm, onebit_status_t status) {
 struct damage_case {
   const char *name;
   int size, hosts;
-  size_t count, stride; /* elements; one in `stride` bits is damaged */
+  size_t count, stride; /* elements; every `stride`-th bit is damaged in turn */
   onebit_plan_options_t options;
 };
 
@@ -162,8 +162,8 @@ static void damage_every_message(const onebit_transport_callbacks_t *callbacks, 
 #define ALLGATHER    .schedule = ONEBIT_SCHEDULE_ALLGATHER
 #define HIERARCHICAL .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
 #define DENSE        .wire = ONEBIT_WIRE_DENSE
-/* Defines a test with a number of ranks, hosts and elements. It damages one in `every` bits of each
- * message. */
+/* Defines a test with a number of ranks, hosts and elements. It damages every `every`-th bit of
+ * each message in turn. */
 #define DAMAGE(name, ranks, on, elements, every, ...)                                              \
   Test(damage, of_##name) {                                                                        \
     struct damage_case what = {                                                                    \
@@ -189,7 +189,7 @@ enum { TENSOR = 500, STEPS = 6, LEARNERS = 3, CAPACITY = 1 << 16 };
 static void *saved[LEARNERS];
 static size_t saved_bytes[LEARNERS];
 
-/* Damages the server's message to one rank only. The other ranks make the step. */
+/* Damages a message from the server to one rank only. The other ranks make the step. */
 static void damage_step(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                         void *context) {
   const bool warm = *(const bool *)context;
@@ -236,7 +236,7 @@ Test(damage, of_a_step) {
 
 /* --- Agreements --------------------------------------------------------------------------------*/
 
-/* Damages the terms of an agreement that one rank sends to another when a plan is created. */
+/* Damages the message with which one rank tells another its arguments when a plan is created. */
 static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                          void *context) {
   struct wire wire;
@@ -260,7 +260,7 @@ static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank
 
 Test(damage, of_terms) { try_on_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL); }
 
-/* Sends the terms twice, or sends eight bytes too few. */
+/* Sends the message with the arguments twice, or eight bytes too short. */
 static void send_wrong_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                              void *context) {
   struct wire wire;
@@ -273,7 +273,8 @@ static void send_wrong_terms(const onebit_transport_callbacks_t *callbacks, int 
     second = ob_agree(comm, ONEBIT_OK, NULL, 0);
   CHECK_STATUS(second, rank == SENDER ? ONEBIT_OK : ONEBIT_ERROR_MESSAGE);
   CHECK(rank == SENDER ||
-            strstr(onebit_last_error(), wire.how == DOUBLE ? "rank 1 is at number" : "rank 1 sent"),
+            strstr(onebit_last_error(),
+                   wire.how == DOUBLE ? "rank 1 is at its call number" : "rank 1 sent"),
         "%s", onebit_last_error());
   onebit_comm_destroy(comm);
 }

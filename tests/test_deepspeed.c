@@ -1,7 +1,7 @@
 /*
- * Compares profile deepspeed with printed numbers. The numbers are from two small runs with
- * DeepSpeed's own code (its compressed allreduce and OnebitAdam, two ranks, twenty elements), and
- * are copied here as data.
+ * Compares profile deepspeed with numbers that DeepSpeed's own code printed in two small runs (its
+ * compressed allreduce and OnebitAdam, two ranks, twenty elements). The numbers are copied here as
+ * data.
  */
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
@@ -37,7 +37,7 @@ static const struct call {
 static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
 static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
 
-/* The accuracy of these numbers, which have seven digits after the decimal point. */
+/* The tolerance for these numbers, which have seven digits after the decimal point. */
 #define PRINTED 1e-6
 
 static bool is_near(double a, double b) { return fabs(a - b) <= PRINTED; }
@@ -54,13 +54,14 @@ static void fill_values(float *input, int rank) {
     input[i] = rank == 0 ? (float)(7 * i % 11 - 5) / 8.0f : (float)(5 * i % 13 - 6) / 16.0f;
 }
 
-/* Returns the sign of element i. `bits` has DeepSpeed's packed bytes, `bytes` of them in one
- * number. */
+/* Returns the sign of element i. `bits` is one number that holds `bytes` of DeepSpeed's packed
+ * bytes. */
 static float unpack_sign(unsigned bits, int bytes, int i) {
   return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
 }
 
-/* Checks the values that a rank sent, from its residuals: before + input = sent + after. */
+/* Checks the values that a rank sent. They follow from its residuals: before + input = sent +
+ * after. */
 static void check_worker(const struct call *call, int rank, const float *input, const float *before,
                          const float *after) {
   for (int i = 0; i < PADDED; i++) {
@@ -208,9 +209,9 @@ Test(deepspeed, freezes_a_step_earlier) {
 }
 
 /*
- * Compares profile deepspeed of 1-bit LAMB with printed numbers. The numbers are from a small run
- * with DeepSpeed's own OnebitLamb, two ranks and two tensors, and are copied here as data. A share
- * ends inside the second tensor, and padding follows this tensor.
+ * Compares 1-bit LAMB in profile deepspeed with numbers that DeepSpeed's own OnebitLamb printed in
+ * a small run with two ranks and two tensors. The numbers are copied here as data. The first rank's
+ * share ends inside the second tensor, and padding follows this tensor.
  */
 
 #define ROWS       3
@@ -222,8 +223,8 @@ Test(deepspeed, freezes_a_step_earlier) {
 #define LAMB_RATE  0.01f
 #define LAMB_DECAY 0.01f
 
-/* The first four parameters of both tensors, the ratios that multiply their rates, and LAMB's
- * factors. */
+/* The first four parameters of both tensors, the trust ratios that multiply their learning rates,
+ * and LAMB's factors. */
 static const struct lamb_moment {
   int step;
   double first[4], second[4], ratio[2], factor[2];
@@ -271,7 +272,7 @@ static void fill_parameters(float *parameter) {
     parameter[FIRST + i] = (float)(i % 5 - 2) / 2.0f;
 }
 
-/* Returns the piece of tensor t in the only bucket. */
+/* Returns the number of the piece that is tensor t in the only bucket. */
 static size_t find_piece(const struct ob_bucket *bucket, size_t t) {
   size_t k = 0;
   while (bucket->tensor_of[k] != t)

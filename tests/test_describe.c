@@ -1,12 +1,14 @@
-/* Tests the line with which an optimizer describes itself, and its warning. */
+/* Tests the line with which an optimizer describes itself, and the warning of
+ * onebit_optimizer_check. */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_statistics.h"
 
 /*
- * Tests statistics without memory, and the line that describes an optimizer: the complete line, a
- * line cut at the end of the buffer, and JSON. support_wrong_optimizers.c tests wrong arguments.
+ * Tests statistics when no memory is left, and the line that describes an optimizer: the complete
+ * line, a line cut at the end of the buffer, and JSON. support_wrong_optimizers.c tests wrong
+ * arguments.
  */
 
 Test(describe, without_memory) {
@@ -173,7 +175,7 @@ Test(check, the_limit_is_where_the_header_says) {
   alone_destroy(alone);
 }
 
-/* A residual without a signal, since momentum and gradient are zero. */
+/* Tests a residual without a signal: momentum and gradient are zero. */
 Test(check, error_without_a_signal) {
   struct subject_alone *alone = alone_create(0);
   size_t named = 77;

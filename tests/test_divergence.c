@@ -1,7 +1,8 @@
 /*
- * No optimizer may diverge where its dense form converges. The tasks are such that a frozen
- * variance is far too small for some elements. If one bit per element is too little (gradients of
- * six orders of magnitude under one scale), parameters must stay about where they were.
+ * Tests that no compressed optimizer diverges where dense training converges. In the tasks, a
+ * frozen variance is far too small for some elements. Where one bit per element is too little
+ * (gradients of six orders of magnitude share one scale), parameters must stay about where they
+ * were.
  *
  * Each task is a sum of squares. Its rows are drawn or scaled so that a frozen variance, or one
  * scale for a block, is wrong for some elements. Dense Adam comes close to the optimum in all
@@ -15,7 +16,7 @@ enum task_kind {
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
   TASK_QUIET,       /* 2 % of the elements have almost no gradient in the first quarter */
   TASK_ZEROS_FIRST, /* no rank has a gradient in the first half of the steps */
-  TASK_ZEROS_LATER, /* after a quarter of the steps, no rank has a gradient for half of them */
+  TASK_ZEROS_LATER, /* no rank has a gradient in the second and third quarters */
   TASK_IDLE,        /* one rank never has a gradient */
   TASK_KINDS
 };
@@ -32,8 +33,8 @@ struct task {
 
 /* The results of a run. */
 struct task_end {
-  double distance;        /* the largest distance from the optimum of any rank */
-  double largest;         /* the largest such distance over all steps */
+  double distance;        /* the largest final distance of any rank from the optimum */
+  double largest;         /* the largest distance of any rank over all steps */
   int skipped;            /* number of skipped steps */
   int warned;             /* the step after which onebit_optimizer_check first warned; -1: never */
   double distance_warned; /* the distance at that step */
@@ -78,7 +79,7 @@ static float task_rate(const struct task *task, int step) {
   return task->rate * fminf(1.0f, 20.0f * done) * (1.0f - 0.9f * done);
 }
 
-/* Returns the factor of the gradient of element i. */
+/* Returns the factor by which the task multiplies the gradient of element i. */
 static float gradient_scale(const struct task *task, size_t i, int step) {
   int quarter = task->steps / 4;
   switch (task->kind) {
@@ -236,13 +237,14 @@ static const struct any_case efficient_adam = {ANY(efficient_adam, .gain = 0)},
                              zero_one_adam = {ANY(zero_one_adam, .local_step_clipper = 4)},
                              lion = {ANY(lion, .beta2 = 0)};
 
-/* The largest distance from the optimum at which a run may end, relative to its initial distance.
- * It is less than 1 for a run that moves at all. With 0 the task is not run. */
+/* A limit for each task: the largest distance from the optimum at which a run may end, relative to
+ * its initial distance. A limit below 1 means that the run must make progress. With limit 0 the
+ * task is not run. */
 typedef double limits[TASK_KINDS];
 
-/* The limit for a run that never moves. Its variance was frozen before the first gradient, and one
- * bit cannot represent zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards delays the
- * freeze instead. */
+/* The limit for runs that never move, because the variance was frozen before the first gradient,
+ * and one bit cannot represent zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards
+ * delays the freeze instead. */
 #define STAYS 1
 
 static void check_limits(struct any_case what, const limits most) {
@@ -262,7 +264,7 @@ static void check_limits(struct any_case what, const limits most) {
   }
 }
 
-/* Dense Adam solves the tasks with these learning rates. */
+/* Dense Adam and LAMB must solve the tasks with these learning rates. */
 Test(divergence, dense_forms_converge) {
   const struct any_case subjects[] = {adam, lamb};
   for (size_t s = 0; s < 2; s++)
@@ -273,12 +275,12 @@ Test(divergence, dense_forms_converge) {
     }
 }
 
-/* Checks that one optimizer stays within its limits. The limits are listed in the order of the
+/* Defines a test that an optimizer stays within its limits, which are listed in the order of the
  * tasks. */
 #define HOLDS(name, what, ...)                                                                     \
   Test(divergence, name) { check_limits(what, (const limits){__VA_ARGS__}); }
 
-/* Efficient-Adam comes at least as close as dense Adam. */
+/* Efficient-Adam must come as close to the optimum as dense Adam. */
 HOLDS(efficient_adam_converges, efficient_adam, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
 
 HOLDS(one_bit_adam_stays, adam, 0.55, 0.7, 0.35, 0.1, 0.3, 0.35)
@@ -287,12 +289,12 @@ HOLDS(shards_stay, adam_shards, 0.55, 0.7, 0.35, STAYS, 0.3, 0.35)
 HOLDS(one_bit_lamb_stays, lamb, 0.6, 0.65, 0.25, 0.5, 0.2, 0.25)
 HOLDS(zero_one_adam_stays, zero_one_adam, 0.8, 0.95, 0.4, STAYS, 0.3, 0.4)
 
-/* Lion continues to move after the last gradient, since it follows the sign of the remaining
- * momentum. It does so without compression, too. */
+/* Lion continues to move after the last gradient, because it follows the sign of the remaining
+ * momentum. Uncompressed Lion does the same. */
 HOLDS(lion_converges, lion, 0.55, 0.3, 0.3, 0.3, 0, 0.4)
 
-/* If a run ends far from the result of the dense form, there must be a warning soon after the
- * freeze. */
+/* If a run ends far from the result of dense training, onebit_optimizer_check must warn soon after
+ * the freeze. */
 Test(divergence, is_warned_of) {
   const struct {
     enum task_kind kind;
@@ -306,8 +308,8 @@ Test(divergence, is_warned_of) {
   }
 }
 
-/* The freeze is due at step 400. It waits for gradients, which begin at step 1,000, and comes 1 /
- * (1 - beta2) steps after them. */
+/* The freeze is set for step 400. It waits for gradients, which begin at step 1,000, and comes 1 /
+ * (1 - beta2) steps after the first gradient. */
 Test(divergence, a_freeze_that_waits_is_warned_of) {
   struct task task = make_task(TASK_ZEROS_FIRST);
   struct task_end end = task_run(&task, late_adam, COMPRESSED);

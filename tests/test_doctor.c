@@ -140,7 +140,8 @@ Test(doctor, of_two_hosts_the_slower_way_is_named) {
   struct doctor_facts facts = make_cluster(2);
   facts.bandwidth[2] = 0.2;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
-  cr_expect(strstr(finding->seen, "h2 to h1: 0.20 Gbit/s, but 0.9"), "%s", finding->seen);
+  cr_expect(strstr(finding->seen, "h2 to h1: the link carries 0.20 Gbit/s, but 0.9"), "%s",
+            finding->seen);
 }
 
 Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
@@ -171,10 +172,10 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   struct doctor_facts facts = make_cluster(2);
   facts.yields = 0;
   facts.hosts[1].local_hop = 5000;
-  facts.bandwidth[1] = 0.01; /* measurements between such ranks are ignored */
+  facts.bandwidth[1] = 0.01; /* bandwidth between ranks that starve each other is ignored */
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_SPINNING);
-  cr_expect(strstr(finding->seen, "5000 us a hop") && strstr(finding->seen, "idle is off"), "%s",
+  cr_expect(strstr(finding->seen, "5000 us per hop") && strstr(finding->seen, "idle is off"), "%s",
             finding->seen);
   cr_expect(strstr(print_findings(&facts, &diagnosis), "mpirun --mca mpi_yield_when_idle 1"));
   facts.hosts[1].local_hop = 400;
@@ -286,7 +287,7 @@ static void use_slow_interface(struct doctor_facts *facts) {
 
 static void make_ranks_spin(struct doctor_facts *facts) {
   facts->hosts[1].local_hop = 5000;
-  make_sending_slow(facts); /* in that case slow sending must give no finding */
+  make_sending_slow(facts); /* slow sending between spinning ranks must give no finding */
 }
 
 static void steal_processor_time(struct doctor_facts *facts) {
@@ -299,7 +300,8 @@ static void throttle_host(struct doctor_facts *facts) {
   make_sending_slow(facts);
 }
 
-/* Other programs run on one host. Its times are bad, but no host may be named because of times. */
+/* Other programs run on one host. Measurements of this host are bad, but they alone must not make
+ * the doctor name a host. */
 static void make_host_busy(struct doctor_facts *facts) {
   facts->hosts[0].others = 1.8;
   make_sending_slow(facts);
@@ -328,18 +330,20 @@ Test(doctor, the_culprit_is_named_first) {
     const char *seen, *printed; /* texts in the first finding and in the report; NULL: any */
   } rows[] = {
       {make_host_slow, DOCTOR_SLOW_HOST, 2, 1,
-       "h3: 0.19 Gbit/s to and from every other host, the others 0.9", NULL},
-      {make_pair_slow, DOCTOR_SLOW_PAIR, 1, 1, "h2 to h4: 0.20", NULL},
+       "h3: it carries 0.19 Gbit/s to and from every other host, but the other hosts carry 0.9",
+       NULL},
+      {make_pair_slow, DOCTOR_SLOW_PAIR, 1, 1, "h2 to h4: the link carries 0.20 Gbit/s", NULL},
       {make_links_physical, DOCTOR_LINK_SPEED, -1, 1,
        "TCP carries 0.94 Gbit/s at best, but the slowest link has 10", NULL},
-      {make_sending_slow, DOCTOR_SLOW_HOST, 3, 1, "h4: 0.30 Gbit/s to every other host", NULL},
+      {make_sending_slow, DOCTOR_SLOW_HOST, 3, 1, "h4: it carries 0.30 Gbit/s to every other host",
+       NULL},
       {negotiate_slow_link, DOCTOR_NEGOTIATED, 2, 2, "h3: the link of eth0 runs at 100 Mbit/s",
        NULL},
-      {make_link_half_duplex, DOCTOR_DUPLEX, 1, 2, "h2: eth0 has half duplex", NULL},
-      {take_link_down, DOCTOR_DOWN, 3, 2, "h4: eth1 is down; on 3 other hosts it is up", NULL},
+      {make_link_half_duplex, DOCTOR_DUPLEX, 1, 2, "h2: eth0 runs in half duplex", NULL},
+      {take_link_down, DOCTOR_DOWN, 3, 2, "h4: eth1 is down, but it is up on 3 other hosts", NULL},
       {use_slow_interface, DOCTOR_WRONG_INTERFACE, -1, 1,
        "100 % of MPI's traffic takes eth0 (10.77.0.0/24), where plain TCP carries 0.10 Gbit/s; "
-       "eth1 (10.88.0.0/24), which all hosts have too, carries 0.94",
+       "eth1 (10.88.0.0/24), which all hosts also have, carries 0.94",
        "mpirun --mca btl_tcp_if_include 10.88.0.0/24 --mca oob_tcp_if_include 10.88.0.0/24\n"
        "         else, where eth1 is its name: HYDRA_IFACE=eth1 FI_TCP_IFACE=eth1 (MPICH),\n"
        "         UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm, NCCL_SOCKET_IFNAME==eth1 "
@@ -348,22 +352,23 @@ Test(doctor, the_culprit_is_named_first) {
        "btl_tcp_if_include 10.77.0.0/24 "},
       {bind_to_one_core, DOCTOR_SAME_CPU, 1, 1, "h2: 2 ranks are bound to the same 1 of 2 CPUs",
        "mpirun --bind-to none"},
-      {make_mpi_slow, DOCTOR_MPI_SLOW, -1, 2, "h1 to h2: MPI carries 0.09 Gbit/s, plain TCP 0.94",
-       NULL},
+      {make_mpi_slow, DOCTOR_MPI_SLOW, -1, 2,
+       "h1 to h2: MPI carries 0.09 Gbit/s, but plain TCP carries 0.94", NULL},
       {add_firewall, DOCTOR_FIREWALL, -1, 1, "no plain TCP connection is made by eth0", NULL},
-      {set_odd_mtu, DOCTOR_MTU, 3, 1, "h4: MTU 9000 on eth0, 1500 on 3 of 4 hosts", NULL},
-      {add_bridges, DOCTOR_BRIDGE, -1, 1, "docker0 has an address that 3 other hosts have too",
+      {set_odd_mtu, DOCTOR_MTU, 3, 1, "h4: the MTU is 9000 on eth0, but 1500 on 3 of 4 hosts",
+       NULL},
+      {add_bridges, DOCTOR_BRIDGE, -1, 1, "docker0 has an address that 3 other hosts have as well",
        NULL},
       {set_loopback_name, DOCTOR_LOOPBACK_NAME, 2, 1,
        "h3: /etc/hosts gives its own name the address 127", NULL},
       {set_clocks_apart, DOCTOR_CLOCK, 0, 1, "h1: its clock differs from the others' by 90.0 s",
        NULL},
-      {make_ranks_spin, DOCTOR_SPINNING, 1, 1, "5000 us a hop", NULL},
+      {make_ranks_spin, DOCTOR_SPINNING, 1, 1, "5000 us per hop", NULL},
       {steal_processor_time, DOCTOR_STOLEN, 1, 1, "h2: the hypervisor took 20 %", NULL},
       {throttle_host, DOCTOR_STOLEN, 2, 1, "h3: the hypervisor took 0 %", NULL},
       {make_host_busy, DOCTOR_BUSY, 0, 1, "h1: other programs use 1.8 of the 2 CPUs", NULL},
-      {make_all_hosts_busy, DOCTOR_BUSY, -1, 1, "and so on other hosts", NULL},
-      {make_busy_and_slow, DOCTOR_BUSY, -1, 2, "and so on other hosts", NULL}};
+      {make_all_hosts_busy, DOCTOR_BUSY, -1, 1, "and other hosts are as busy", NULL},
+      {make_busy_and_slow, DOCTOR_BUSY, -1, 2, "and other hosts are as busy", NULL}};
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
     struct doctor_facts facts = make_cluster(HOSTS);
     rows[k].break_it(&facts);
@@ -409,7 +414,7 @@ Test(doctor, loads_are_read_from_the_kernel) {
   cr_expect(load.busy > 0 && load.seconds > 0 && load.stolen >= 0 && load.lost_periods >= 0);
 }
 
-/* The receiver's rate is computed from the bytes received. If no rank listens, no rank waits. */
+/* The receiver's rate is computed from the bytes received. If no rank listens, no rank may wait. */
 Test(doctor, plain_tcp_is_measured) {
   const uint32_t here = 0x7f000001;
   uint16_t port;
@@ -456,7 +461,8 @@ Test(doctor, one_host_says_what_cannot_be_measured) {
   doctor_print_findings(file, &facts, &diagnosis);
   fclose(file);
   cr_expect_eq(diagnosis.count, 0);
-  cr_expect(strstr(text, "One host: ") && strstr(text, "cannot be measured"), "%s", text);
+  cr_expect(strstr(text, "All ranks are on one host") && strstr(text, "cannot be measured"), "%s",
+            text);
   cr_expect(strstr(text, "1 rank on 1 host; Open MPI v4.1.4"), "%s", text);
   cr_expect(strstr(text, "eth1") && strstr(text, "10.88.0.1") && strstr(text, "No findings."));
 }

@@ -4,7 +4,8 @@
 #include "tests/support.h"
 #include "tests/support_disk.h"
 
-/* Rules for unmodified programs: the decision for a call. No text of rules may do harm. */
+/* Tests the rules that decide which calls of an unmodified program are compressed. No text of rules
+ * may do harm. */
 
 static struct ob_rules parse_rules(const char *text) {
   struct ob_rules rules;
@@ -98,8 +99,8 @@ Test(rules, bytes_are_what_a_rank_gives) {
   cr_assert(is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
 }
 
-/* Calls below the least count are ignored, so the least count must not exceed the count of any call
- * that is compressed. */
+/* Calls with fewer elements than the rules' least count are never compressed, so the least count
+ * must not exceed the count of any call that the rules compress. */
 Test(rules, nothing_below_the_least_count_is_compressed) {
   static const char *const texts[] = {
       "",
@@ -200,14 +201,14 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can have one != for each key"},
       {"warmup", "f:1: 'warmup': needs a number"},
       {"warmup 1", "f:1: '1': expected an integer from 2 to 1000000"},
-      {"warmup 20 30", "f:1: '30': takes one number"},
+      {"warmup 20 30", "f:1: '30': only one number is expected"},
       {"least much", "f:1: 'much': expected an integer, e.g. 64K"},
       {"bits", "f:1: 'bits': needs a number"},
-      {"bits 3", "f:1: '3': bits are 1, 2, 4 or 8, a range as 1..8, or auto"},
-      {"bits 16", "f:1: '16': bits are 1, 2, 4 or 8"},
-      {"compress all bits=3", "f:1: 'bits=3': bits are"},
+      {"bits 3", "f:1: '3': expected 1, 2, 4 or 8 bits, a range such as 1..8, or auto"},
+      {"bits 16", "f:1: '16': expected 1, 2, 4 or 8 bits"},
+      {"compress all bits=3", "f:1: 'bits=3': expected 1, 2, 4 or 8"},
       {"compress all bits=", "f:1: 'bits=': expected an operation"},
-      {"pass all bits=1", "f:1: 'bits=1': a rule that passes calls"},
+      {"pass all bits=1", "f:1: 'bits=1': a pass rule takes no bits"},
       {"\x01\xff", "f:1: '\?\?': a line"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -296,7 +297,7 @@ Test(rules, a_file_is_a_regular_one) {
 
 enum { ALL = 0x10000 };
 
-/* Returns the value of the bits, which are a sign, exponent bits and fraction bits. */
+/* Returns the value of a 16-bit element, whose bits are a sign, exponent bits and fraction bits. */
 static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   const int exponent = bits >> width & most, fraction = bits & ((1 << width) - 1);

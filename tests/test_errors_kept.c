@@ -1,11 +1,11 @@
-/* The residual can be exported, imported and reset. A plan that imports the residual of another
- * plan gives the same bits as the other plan would. */
+/* Tests exporting, importing and resetting the residual. A plan that imports the residual of
+ * another plan must give the same bits as the other plan would. */
 #include "tests/support_collectives.h"
 
 #define MOVE_AT 3 /* the step before which the residual moves to a new plan */
 
-/* Makes the first steps with one plan, and the rest with another plan that was used for something
- * else before. */
+/* Makes the first steps with one plan. The rest is made with another, already used plan, which
+ * imports the first plan's residual. */
 static void move_error(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -103,8 +103,8 @@ static void run_cases(rank_body *body) {
   }
 }
 
-/* Checks which parts of the residual ranks have in the other schedules. Of 33 elements, some ranks
- * have none. */
+/* Tests schedules other than the exchange, in which each rank has other parts of the residual. Of
+ * 33 elements, some ranks have none. */
 static void run_schedules(rank_body *body) {
   static const size_t counts[] = {33, 5000};
   static const int splits[][2] = {{4, 2}, {6, 3}, {3, 1}};

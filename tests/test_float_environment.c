@@ -1,9 +1,9 @@
 /*
- * Results have the same bits in any floating-point environment of a rank's program, with every
- * codec, width and type, and for every optimizer. After a call the program has its own environment
- * again, including its flags. Numbers in environment variables and in JSON have a decimal point,
- * whatever the locale is. Every other suite runs in these environments alternately, and in the
- * locale: support_floats.h.
+ * Tests that results have the same bits in any floating-point environment of a rank's program, with
+ * every codec, width and type, and for every optimizer. After a call the program has its own
+ * environment again, including its flags. Numbers in environment variables and in JSON have a
+ * decimal point, whatever the locale is. All other suites run in these environments alternately,
+ * and in a locale with a decimal comma (support_floats.h).
  */
 
 #ifdef _OPENMP
@@ -165,7 +165,7 @@ Test(float_environment, every_optimizer) {
   }
 }
 
-/* A progress thread has the environment of the thread that starts it. */
+/* A progress thread inherits the floating-point environment of the thread that starts it. */
 Test(float_environment, progress_thread) {
   struct modes modes = {.plan = ONEBIT_PLAN_OPTIONS_INIT};
   modes.plan.bits = 8;

@@ -1,10 +1,11 @@
-/* Tests the factors of gradients, and clipping. */
+/* Tests gradient factors, and gradient clipping. */
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
 
 /*
- * Mixed precision and accumulated gradients, in addition to test_optimizers.c. A sum over
- * micro-batches counts as their mean. Master values keep what 16-bit types would lose.
+ * Tests mixed precision and accumulated gradients, in addition to test_optimizers.c.
+ * gradient_factor turns a sum over micro-batches into their mean. float32 master values keep digits
+ * that 16-bit types would lose.
  */
 
 static void step_pair(struct adam_pair *pair) {
@@ -13,8 +14,8 @@ static void step_pair(struct adam_pair *pair) {
   CHECK_BITS("parameters", pair->parameter[0], pair->parameter[1], PAIR_COUNT, ONEBIT_FLOAT32);
 }
 
-/* A sum over k micro-batches counts as their mean. If k is a power of two, and float32 adds the
- * numbers exactly, the results are equal to the bit. */
+/* With gradient_factor = 1 / k, a sum over k micro-batches counts as their mean. If k is a power of
+ * two, and float32 adds the numbers exactly, both give the same bits. */
 static void accumulated_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   const struct adam_case *what = context;
@@ -115,8 +116,8 @@ Test(mixed, memory_of_master_values) {
 }
 
 /*
- * Clipping by the norm of all ranks' gradients, in addition to test_optimizers.c. The norm is the
- * one that the header defines. If a norm is not finite, all ranks skip the step. Clipping costs one
+ * Tests clipping by the norm of all ranks' gradients, in addition to test_optimizers.c. The norm is
+ * the one that the header defines. If it is not finite, all ranks skip the step. Clipping sends one
  * small message to each rank.
  */
 
@@ -130,7 +131,8 @@ static struct adam_case clipping_case(double clip_norm) {
   return what;
 }
 
-/* Some norms of the gradients are below this value, and some above it. */
+/* A limit for clipping. The gradient norms of some steps are below it, and those of others are
+ * above it. */
 #define MIDDLE 195.0
 
 Test(clipping, clips_some_steps_of_a_run) {
@@ -182,8 +184,8 @@ Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
 
 /* --- Steps that are skipped */
 
-/* The square of -1e22 is not finite. For 1e11 the square is finite and its own square is not; norms
- * of 2^32 and more are treated in the same way. */
+/* Values that must make all ranks skip the step. The square of -1e22 is not finite. The square of
+ * 1e11 is finite, but norms of 2^32 and more count as not finite. */
 static const float poisons[] = {NAN, INFINITY, -1e22f, 1e11f};
 
 Test(clipping, skips_what_has_no_norm) {
@@ -204,7 +206,8 @@ Test(clipping, skips_what_has_no_norm) {
       }
 }
 
-/* A finite norm below 2^32 is only clipped. Without clipping, squares overflow later. */
+/* A finite norm below 2^32 is only clipped. Without clipping, only larger gradients have squares
+ * that overflow. */
 struct large {
   int rank;
   float value;
@@ -252,7 +255,7 @@ Test(clipping, norms_up_to_a_limit) {
       }
 }
 
-/* --- The cost of a call; test_statistics.c tests the bytes that are sent. */
+/* --- The bytes that clipping adds; test_statistics.c tests the other bytes that are sent. */
 
 static void bytes_on_rank(onebit_comm_t comm, void *context) {
   float parameter[100] = {0}, gradient[100] = {1.0f};
@@ -267,8 +270,8 @@ static void bytes_on_rank(onebit_comm_t comm, void *context) {
     info[clips] = optimizer_info(optimizer);
     onebit_optimizer_destroy(optimizer);
   }
-  /* One message goes to each other rank: a header and a word of elements. Messages that are passed
-   * on in rounds are padded to whole cache lines. */
+  /* Clipping sends one message to each other rank: a header and 32 float32 elements. Messages that
+   * are passed on in rounds are padded to whole cache lines. */
   uint64_t others = (uint64_t)onebit_comm_size(comm) - 1, message = 40 + 32 * sizeof(float);
   uint64_t more = info[1].compressed_bytes - info[0].compressed_bytes;
   CHECK(more >= others * message && more <= others * (message + 64), "%llu bytes more",

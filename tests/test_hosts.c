@@ -10,14 +10,14 @@
 #include "collectives/hosts.h"
 #include "tests/support.h"
 
-/* Hosts and their ranks: the numbering of hosts for any placement of ranks by the launcher, and the
- * distribution of ranks that are threads over emulated hosts. */
+/* Tests how hosts are numbered for any placement of ranks by the launcher, and how ranks that are
+ * threads are distributed over emulated hosts. */
 
 enum { RANKS = 6 };
 
-/* A placement: the launcher's number of each rank's host; the number of hosts; the ranks on each
- * host, on the host with the fewest and on the one with the most; and strings with a digit for each
- * rank. */
+/* A placement of ranks: each rank's host, as the launcher numbers hosts; the number of hosts; the
+ * ranks per host (0 if hosts differ), and the smallest and largest number on a host; and strings
+ * with a digit for each rank. */
 struct placement {
   int host_of[RANKS];
   int count, each, fewest, most;
@@ -39,7 +39,7 @@ static const struct placement placements[] = {
     {{3, 2, 1, 3, 2, 3}, 3, 0, 1, 3, "012010", "000112", "321323", NULL},
 };
 
-/* Returns the number that is a rank's digit. */
+/* Returns a rank's digit as a number. */
 static int digit_at(const char *digits, int rank) { return digits[rank] - '0'; }
 
 static void check_rank_placement(const struct placement *wanted, const struct ob_hosts *hosts,
@@ -97,8 +97,8 @@ Test(hosts, any_split_can_be_had) {
   onebit_comm_destroy(self);
 }
 
-/* Hosts have consecutive ranks, and their numbers of ranks differ by at most one. A hierarchical
- * plan needs equal hosts, and is refused for others. */
+/* Emulated hosts have consecutive ranks, and their numbers of ranks differ by at most one. A
+ * hierarchical plan is refused unless all hosts have the same number. */
 static void create_hierarchical_plan(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   int size = onebit_comm_size(comm);
@@ -124,7 +124,7 @@ Test(hosts, ranks_are_spread_evenly) {
       on_hosts(size, hosts, create_hierarchical_plan, &hosts);
 }
 
-/* Shared memory with a name: blocks that a killed process leaves behind, and names that belong to
+/* Tests named shared memory: blocks that a killed process leaves behind, and names that belong to
  * other objects. */
 
 enum { BYTES = 8192 };
@@ -193,7 +193,7 @@ Test(shared, only_a_block_of_this_user_and_size_is_attached) {
   ob_shared_destroy(&other);
   const uint64_t no_memory = UINT64_C(0x7654321000000000) | (uint64_t)getpid();
   cr_assert_eq(mkfifo(shared_block_path(no_memory), 0600), 0);
-  check_attach_refused(no_memory, "is not memory of user");
+  check_attach_refused(no_memory, "is not shared memory of user");
   unlink(shared_block_path(no_memory));
 }
 
@@ -203,6 +203,6 @@ Test(shared, a_block_of_another_user_is_not_attached) {
     cr_skip_test("only root can give a file away");
   cr_assert_eq(ob_shared_create(&other, BYTES, 2, 0), ONEBIT_OK);
   cr_assert_eq(chown(shared_block_path(other.name), 65534, 65534), 0);
-  check_attach_refused(other.name, "is not memory of user 0");
+  check_attach_refused(other.name, "is not shared memory of user 0");
   ob_shared_destroy(&other);
 }

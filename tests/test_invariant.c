@@ -4,9 +4,10 @@
  *   result = mean over ranks (input) + mean over ranks (worker residual before - after)
  *            + server residual before - after
  *
- * without the server's part for a reduce-scatter. For an allgather it is input + error before -
- * after of the single rank. The oracle satisfies the invariant over 100 steps, for counts that
- * nothing divides; its results and residuals equal the library's in every bit (test_collectives.c).
+ * A reduce-scatter has no server residual. The result of an allgather is input + residual before -
+ * after of the single rank. This test checks the oracle over 100 steps, for counts that are no
+ * multiple of a block. test_collectives.c checks that the library has the oracle's results and
+ * residuals in every bit.
  *
  * The equation holds up to rounding. With u = 2^-24, each float32 operation is off by at most u
  * times its result:
@@ -27,8 +28,8 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* Returns the largest rounding error of a result that no residual keeps. It is zero if a result is
- * plus or minus a message's scale, because the scale is rounded before it is sent. */
+/* Returns the largest relative rounding error of a result that is in no residual. It is zero if a
+ * result is plus or minus a message's scale, because the scale is rounded before it is sent. */
 static double result_rounding(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
   if (options->operation != ONEBIT_REDUCE_SCATTER && options->profile == ONEBIT_PROFILE_DEFAULT)
@@ -80,7 +81,7 @@ static void exchange_call(struct exchange *exchange, int step) {
   CHECK(oracle_call(oracle, exchange->inputs, exchange->result), "step %d was skipped", step);
 }
 
-/* Checks element i of the buffers of `ranks` ranks, starting with rank `first`. The result is
+/* Checks the invariant for element i of `ranks` ranks, starting with rank `first`. The result is in
  * element `at`. */
 static bool element_holds(const struct exchange *exchange, int step, int first, int ranks, size_t i,
                           size_t at) {

@@ -1,6 +1,6 @@
-/* Plans of several widths. A bucket for which one bit is not enough raises its bits by itself and
- * lowers them again; another bucket keeps its bits. All ranks change their bits in the same call,
- * in every schedule, and nothing of the residual is lost. */
+/* Tests plans that change their width, the bits per element. A plan for which one bit is not enough
+ * raises its width by itself, and lowers it again; another plan keeps its width. All ranks change
+ * the width in the same call, in every schedule, and no part of the residual is lost. */
 
 #include "collectives/ladder.h"
 #include "collectives/plan_private.h"
@@ -71,8 +71,8 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
 
 Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
 
-/* Returns the flags with which a rank asks for other bits at the end of a window. `part` is the
- * part of a value that half as many bits would leave unsent. */
+/* Returns the flags with which a rank asks for more or fewer bits at the end of a window. `part` is
+ * the part of a value that half as many bits would leave unsent. */
 static unsigned window_wish(onebit_plan_t plan, double residual, double part) {
   plan->state->ladder.state.calls = OB_LADDER_WINDOW - 1;
   plan->state->ladder.state.worker = (struct ob_norms){
@@ -152,7 +152,7 @@ static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = ladder_plan(comm, climb, 1), other = ladder_plan(comm, climb, 1);
   int call = LADDER_ORDINARY;
   for (; call < LADDER_ORDINARY + 5 * WINDOW + 3;
-       call++) { /* so its bits do not change in the next three calls */
+       call++) { /* ends where no bits change in the next three calls */
     ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   }
@@ -210,8 +210,8 @@ Test(ladder, skipped_calls_count_for_nothing) {
   on_ranks(2, skips_on_rank, &climb);
 }
 
-/* One rank has another width. It gets an error, no rank hangs, and onebit_plan_reset makes the
- * widths equal. */
+/* Rank 0 has another width than the others. All ranks get an error, no rank hangs, and
+ * onebit_plan_reset makes the widths equal. */
 static void set_widths_apart_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -289,7 +289,7 @@ static void budget_on_rank(onebit_comm_t comm, void *context) {
     call_all_plans(comm, plans);
   }
   CHECK_STATUS(onebit_plan_fit_budget(plans, PLANS, 1.0 / 40), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("budget is 0.025, and the fewest bits of the plans take 0.03");
+  CHECK_WORDS("budget is 0.025, but even the fewest bits of the plans take 0.03");
   CHECK_STATUS(onebit_plan_fit_budget(NULL, 0, 0.5), ONEBIT_OK);
   for (int k = 0; k < PLANS; k++)
     onebit_plan_destroy(plans[k]);
@@ -306,7 +306,7 @@ static void arguments_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_create(comm, 0, &options, &plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_set_bits(plan, 3), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_plan_set_bits(plan, 1), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("bits is 1, not a width of the plan, 2 to 4");
+  CHECK_WORDS("bits is 1, not a width from the plan's bits, 2, to its max_bits, 4");
   CHECK_STATUS(onebit_plan_set_bits(plan, 8), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_plan_set_bits(plan, 4), ONEBIT_OK);
   CHECK_STATUS(onebit_allreduce(NULL, NULL, plan), ONEBIT_OK);

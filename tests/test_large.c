@@ -1,8 +1,8 @@
 /*
- * Values so large that the sum at a server may overflow although all inputs are finite. If it does,
- * every rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, although results are
- * usually applied while other messages are still in flight. Large values that do not overflow give
- * the oracle's results.
+ * Tests values so large that the sum at a server may overflow although all inputs are finite. If it
+ * overflows, every rank must get ONEBIT_SKIPPED, and no receive buffer or residual may change,
+ * although results are usually applied while other messages are still in flight. Large values that
+ * do not overflow give the oracle's results.
  */
 #include "tests/support_collectives.h"
 
@@ -17,10 +17,11 @@ struct large {
   bool done[STEPS]; /* false: skipped */
 };
 
-/* Fills the input of a worker's ranks. Only the last block, in the last chunk of the last server,
- * has large values. Step 0 leaves a residual of at least a third of the value in this block,
- * positive in the first half and negative in the second. The input of step 1 has the same signs.
- * Workers find their own values valid, so only the server notices the overflow. */
+/* Fills a rank's input. All ranks of a worker have the same large values, which are only in the
+ * last block, in the last server's last chunk. Step 0 leaves a residual of at least a third of the
+ * value in this block, positive in the first half and negative in the second. The input of step 1
+ * has the same signs. Workers find their own values valid, so only the server notices the
+ * overflow. */
 static void fill_large_values(const struct large *large, float *values, int rank, int step) {
   const struct collective_case *what = &large->what;
   bool hosts = what->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -97,16 +98,16 @@ static struct collective_case make_case(size_t split, onebit_schedule_t schedule
   return what;
 }
 
-/* True for cases whose result the oracle predicts. It does not model that the mean over a host's
- * ranks is checked by its squares, whatever the scale rule is. */
+/* True for cases whose result the oracle predicts. The library checks the mean over a host's ranks
+ * by its squares, whatever the scale rule is. The oracle does not model this check. */
 static bool is_predicted(const struct collective_case *what, bool overflows) {
   if (what->options.schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
     return true;
   return what->hosts > 1 && (what->options.scale == ONEBIT_SCALE_RMS || !overflows);
 }
 
-/* `overflows` tells if the oracle's step 1 overflows, provided that ranks reduce elements as
- * servers. */
+/* Checks a value in all schedules. `overflows` is true if step 1 overflows wherever ranks reduce
+ * elements as servers. */
 static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, bool overflows) {
   for (size_t k = 0; k < SPLITS; k++)
     for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -14,11 +14,12 @@
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
 
-/* ONEBIT_DEBUG: the lines of each level, the file of the lines, and values that are refused. */
+/* Tests ONEBIT_DEBUG: the lines that each level prints, the file that gets them, and values that
+ * are refused. */
 
 enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 
-/* A training that freezes, with a step that is skipped. */
+/* Runs a training whose warm-up ends, and whose last step is skipped. */
 static void train_efficient_adam(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
@@ -91,7 +92,7 @@ static void plan_with_threads(onebit_comm_t comm, void *processors) {
 Test(log, threads_without_processors_are_warned_of_once) {
   int processors = omp_get_num_procs();
   char wanted[80];
-  snprintf(wanted, sizeof wanted, "threads is %d, but this rank may use %d processor",
+  snprintf(wanted, sizeof wanted, "threads is %d, but this rank may use only %d processor",
            processors + 1, processors);
   const char *said = log_of_body(plan_with_threads, &processors, "");
   expect_count(said, "threads is", 1);
@@ -225,7 +226,7 @@ Test(log, a_fifo_with_a_reader_does_not_block) {
   rmdir(directory);
 }
 
-/* ONEBIT_METRICS: the rows of a training as CSV, and values that are refused. */
+/* Tests ONEBIT_METRICS: the rows of a training in CSV, and values that are refused. */
 
 enum { ROWED_STEPS = 7, COLUMNS = 17 };
 
@@ -241,7 +242,7 @@ static onebit_optimizer_t make_adam(onebit_comm_t comm, float *parameter, float 
   return optimizer;
 }
 
-/* The third step is skipped. */
+/* Runs a training whose third step is skipped. */
 static void train_adam(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   (void)context;
@@ -330,7 +331,8 @@ Test(metrics, each_rank_writes_a_file_of_its_own) {
   cr_expect(rmdir(directory) == 0, "more files than these");
 }
 
-/* A failed step is counted in no row, and its error message is kept. */
+/* Makes four steps, of which two fail. No row of the metrics counts a failed step, and its error
+ * message is kept. */
 static void fail_between_steps(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   static const float rates[] = {0.5f, NAN, NAN, 0.5f};
@@ -407,7 +409,8 @@ Test(counters, reasons_have_words_and_other_places_none) {
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
 }
 
-/* Differences are the squares over the latest samples, for each tensor separately. */
+/* The difference from exact sums is computed from a tensor's latest samples only, for each tensor
+ * separately. */
 Test(counters, differences_from_exact_sums_are_of_the_latest) {
   static struct ob_record record;
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)

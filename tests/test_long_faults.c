@@ -1,9 +1,9 @@
 /*
- * Optimizer steps with faults between them: wrong calls, gradients that are not finite, calls on a
- * busy optimizer, late ranks, optimizers that are saved and created again, and failed allocations.
- * Every result, and the state at the end, has the bits of the run without faults, and memory does
- * not grow. ONEBIT_TEST_CALLS is the number of steps; `make check-long` makes more than `make
- * check`.
+ * Tests many optimizer steps with faults between them: wrong calls, gradients that are not finite,
+ * calls on a busy optimizer, late ranks, optimizers that are saved and created again, and failed
+ * allocations. Every result, and the state at the end, must have the bits of a run without faults,
+ * and memory must not grow. ONEBIT_TEST_CALLS is the number of steps; `make check-long` makes more
+ * than `make check`.
  *
  * A seeded generator draws the faults. It is the same on all ranks, so each rank knows which fault
  * the other ranks will make.
@@ -44,8 +44,8 @@ struct long_run {
   uint64_t faults[LONG_FAULTS];   /* counted by rank 0, and the same on all ranks */
   size_t bytes_early, bytes_late; /* allocated bytes after a tenth of the calls and after all
                                    * calls */
-  unsigned char *alone;           /* by call: true if it sends nothing; the run without faults fills
-                                   * it in */
+  unsigned char *alone;           /* for each call: true if it sends nothing; the run without faults
+                                   * sets it */
   const void *parts[LONG_RANKS];
   size_t part_bytes[LONG_RANKS];
 };
@@ -58,8 +58,8 @@ struct long_rank {
   uint64_t drawn, next_fault;
 };
 
-/* Memory that malloc caches for threads counts as in use. Here it is about 60 kB, however long a
- * run is. */
+/* The growth of memory that is allowed. Memory that malloc caches for threads, here about 60 kB
+ * however long a run is, counts as in use. */
 #define CACHED ((size_t)128 << 10)
 
 /* Mixes the bits of a number as splitmix64 does. */
@@ -88,7 +88,7 @@ static void long_destroy(struct long_run *run) {
   free(run);
 }
 
-/* Draws a number below `limit`, which is the same on all ranks. */
+/* Draws a number below `limit`. All ranks draw the same number. */
 static uint64_t long_draw(struct long_rank *self, uint64_t limit) {
   return mix_bits(self->drawn++) % limit;
 }
@@ -131,8 +131,8 @@ static void long_note_memory(struct long_rank *self, uint64_t call) {
   long_wait(self);
 }
 
-/* Calls `create` on all ranks while an allocation fails on the rank with `mine`. Checks that it
- * succeeds on all ranks or fails on all. */
+/* Calls `create` on all ranks while an allocation fails on the rank whose `mine` is true. Checks
+ * that `create` succeeds on all ranks or fails on all. */
 static void long_without_memory(struct long_rank *self, bool mine,
                                 bool (*create)(onebit_comm_t comm)) {
   long fails_at = 1 + (long)long_draw(self, 60);
@@ -291,8 +291,8 @@ static void load_again(struct trainer *trainer, size_t k) {
   free(part);
 }
 
-/* A step that sends nothing concerns only one rank. The other ranks are not told of an error in
- * it. */
+/* True for faults that a step's messages report to all ranks. If a step sends nothing, the other
+ * ranks are not told of its error. */
 static bool is_sent_to_all(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
@@ -361,7 +361,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   long_note_memory(self, call);
 }
 
-/* Hashes norms of the state. They differ if any part of the state differs. */
+/* Hashes norms of the state. The norms differ if any part of the state differs. */
 static uint64_t hash_state(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {

@@ -1,6 +1,6 @@
 /*
- * Tests the recognition of loops of calls, on a single rank. tests/scripts/check-preload tests it
- * with several ranks.
+ * Tests how the drop-ins recognise loops of calls, on a single rank. tests/scripts/check-preload
+ * tests it with several ranks.
  */
 #include "base/memory.h"
 #include "dropin/loops.h"
@@ -26,9 +26,9 @@ static struct ob_loops *make_loops(void) {
 static char memory[1000];
 static size_t fresh; /* the next unused buffer */
 
-/* Makes the calls of a text. A lower-case letter is a sum that is too small to be examined, an
- * upper-case letter a call with buffers of its own, and a digit a call with new buffers. Returns
- * the position of the last call. */
+/* Makes a call for each character of a text. A lower-case letter is a sum that is too small to be
+ * examined, an upper-case letter is a call with buffers of its own, and a digit is a call with new
+ * buffers. Returns the position of the last call. */
 static int make_calls(struct ob_loops *loops, const char *text) {
   int position = OB_NO_POSITION;
   for (; *text; text++) {
@@ -129,7 +129,7 @@ Test(loops, what_is_not_certain_has_no_place) {
   repeat_calls(loops, "12", 16 * REPEATS);
   int one = make_calls(loops, "1");
   make_calls(loops, "2");
-  cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION); /* the small sums before it are others */
+  cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION); /* other small sums come before it */
   cr_expect_eq(make_calls(loops, "2"), OB_NO_POSITION);
   cr_expect_eq(make_calls(loops, "12"), OB_NO_POSITION + 1 + make_calls(loops, "12"));
   cr_expect_eq(make_calls(loops, "1"), one);
@@ -166,7 +166,8 @@ Test(loops, ranks_that_do_not_answer_and_no_memory) {
   CHECK_STATUS(ob_loops_create(1, agree_on_largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
 }
 
-/* With fixed buffers the third round is followed, whatever calls were made before the loop. */
+/* With fixed buffers a loop is recognised in its third round, whatever calls were made before
+ * it. */
 Test(loops, two_rounds_show_a_loop) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
@@ -180,8 +181,8 @@ Test(loops, two_rounds_show_a_loop) {
   ob_loops_destroy(loops);
 }
 
-/* Equal calls with one pair of buffers may belong to several tensors alternately, unless they are
- * repeated often. */
+/* Equal calls with one pair of buffers may belong to several tensors in turn, so a loop of a single
+ * call is recognised only after many repetitions. */
 Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
@@ -192,7 +193,7 @@ Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   ob_loops_destroy(loops);
 }
 
-/* Two equal calls in new buffers do not form a loop. */
+/* Two equal calls in new buffers do not form a loop of their own within the loop. */
 Test(loops, a_part_of_a_loop_is_none) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);

@@ -1,8 +1,8 @@
 /*
- * Loss scaling. A scale that is a power of two changes no bit of float32. It is halved with each
- * skipped step and doubled after `interval` good steps, on all ranks alike, within its bounds. If
- * float16 gradients overflow, the scale falls until they do not. No scale causes a skip that would
- * not happen without the scale.
+ * Tests loss scaling. A loss scale that is a power of two changes no bit of float32. The loss scale
+ * is halved with each skipped step and doubled after `interval` good steps, equally on all ranks,
+ * within its bounds. If float16 gradients overflow, it falls until they do not. No loss scale
+ * causes a skip that would not happen without it.
  */
 #include "tests/support_adam.h"
 
@@ -45,7 +45,7 @@ static double scale_of(const struct learner *learner) {
   return scale;
 }
 
-/* Computes the gradients of a loss that is multiplied by the scale. */
+/* Computes the gradients of a loss that is multiplied by the loss scale. */
 static void compute_gradient(struct learner *learner, int rank, int step) {
   float scale = (float)scale_of(learner);
   for (size_t i = 0; i < COUNT; i++)
@@ -61,7 +61,7 @@ static void spoil_gradient(struct learner *learner, int step) {
                step % 2 ? NAN : INFINITY);
 }
 
-/* --- Comparison with a run without a scale */
+/* --- Comparison with a run without a loss scale */
 
 static void compare_with_unscaled_on_rank(onebit_comm_t comm, void *context) {
   const onebit_adam_options_t *options = context;
@@ -89,7 +89,7 @@ static void compare_with_unscaled_on_rank(onebit_comm_t comm, void *context) {
   free_learner(plain);
 }
 
-/* With a scale of 2^64 the squares of the scaled gradients are infinite. */
+/* With a loss scale of 2^64 the squares of the scaled gradients are infinite. */
 static void check_same(onebit_profile_t profile, double clip_norm, int hosts) {
   static const double scales[] = {1, 1024, 0x1p64};
   for (size_t p = 0; p < SIZES; p++)
@@ -116,9 +116,10 @@ Test(loss_scale, changes_no_bit_in_profile_deepspeed) {
 Test(loss_scale, changes_no_bit_with_clipping) { check_same(ONEBIT_PROFILE_DEFAULT, 190, 0); }
 Test(loss_scale, changes_no_bit_on_several_hosts) { check_same(ONEBIT_PROFILE_DEFAULT, 0, 2); }
 
-/* --- Increase and decrease of the scale */
+/* --- Increase and decrease of the loss scale */
 
-/* A scale and its bounds, steps ('+' a good one, '-' a bad one), and the scale after them. */
+/* A test case: the initial and smallest loss scale, the interval, steps ('+' is a good one, '-' a
+ * skipped one), and the loss scale after these steps. */
 struct story {
   double first, least;
   size_t interval;
@@ -131,11 +132,11 @@ static const struct story stories[] = {
     {64, 0, 3, "++-++", 32},      /* the count of good steps begins again */
     {64, 0, 3, "++-+++", 64},     /* there are now enough good steps */
     {64, 0, 3, "+++++++++", 512}, /* several doublings in a row */
-    {64, 0, 3, "--------", 1},    /* the default bound */
-    {64, 16, 3, "---", 16},       /* another bound */
+    {64, 0, 3, "--------", 1},    /* the default lower bound */
+    {64, 16, 3, "---", 16},       /* another lower bound */
     {64, 0.25, 1, "-----------", 0.25},
-    {64, 24, 2, "--++-++", 48},      /* a bound that is not a power of two */
-    {0x1p62, 0, 1, "+++++", 0x1p64}, /* the highest */
+    {64, 24, 2, "--++-++", 48},      /* a lower bound that is no power of two */
+    {0x1p62, 0, 1, "+++++", 0x1p64}, /* the largest loss scale */
     {1, 1, 1, "+-+-+-+-", 1},
     {64, 0, 0, "+++++++++++-", 32}, /* the default interval is longer than this */
 };
@@ -225,7 +226,7 @@ Test(loss_scale, comes_down_to_where_float16_does_not_overflow) {
       on_ranks(sizes[p], float16_on_rank, NULL);
 }
 
-/* --- A scale that differs by rank */
+/* --- A loss scale that differs by rank */
 
 static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, double clip_norm) {
   struct learner *learner = allocate(1, sizeof *learner);
@@ -243,8 +244,8 @@ static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, doub
   return learner;
 }
 
-/* In a step that sends nothing, only rank 0 notices that its gradient is not finite, and only its
- * scale falls. The values that are exchanged later do not depend on the scales. */
+/* In a step that sends nothing, only rank 0 notices that its gradient is not finite, so only rank 0
+ * lowers its loss scale. The values that are exchanged later do not depend on the loss scales. */
 static void own_scale_on_rank(onebit_comm_t comm, void *context) {
   const double *clip_norm = context;
   int rank = onebit_comm_rank(comm), fallen = 0;
@@ -281,7 +282,8 @@ Test(loss_scale, is_a_ranks_own_where_a_step_sends_nothing) {
       on_ranks(size, own_scale_on_rank, &(double){clips * 100.0});
 }
 
-/* --- In parts: while a step is open, the scale that is returned is the scale of this step. */
+/* --- Steps in parts: while a step is open, onebit_optimizer_get_loss_scale returns its loss
+ * scale. */
 
 static void open_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;

@@ -1,9 +1,10 @@
 /*
- * Out of memory at any allocation. For every n, the n-th allocation of a creation fails, or the
- * n-th call that creates, sizes or maps shared memory, or starts a thread. All ranks get
- * ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind), and
- * the communicator works as before. Calls on existing plans and optimizers allocate nothing, so
- * they cannot fail in this way. Afterwards no shared memory of a host's ranks has a name.
+ * Tests running out of memory at any allocation. For every n, the n-th allocation of a creation
+ * fails, or the n-th call that creates, sizes or maps shared memory, or starts a thread. All ranks
+ * must get ONEBIT_ERROR_MEMORY, none may hang, nothing may leak (under the address sanitizer and
+ * valgrind), and the communicator must work as before. Calls on existing plans and optimizers
+ * allocate nothing, so they cannot run out of memory. Afterwards no shared memory of a host's ranks
+ * may have a name.
  */
 #include <dirent.h>
 
@@ -33,7 +34,7 @@ static void create_comms(int size, long fewest) {
 Test(memory, comm_create_self) { create_comms(1, 1); }
 Test(memory, comm_create_loopback) { create_comms(3, 4); }
 
-/* The memory of a thread, or the thread itself, may also fail to be created. */
+/* Also tests that allocating the memory of the progress thread, or starting it, fails. */
 Test(memory, comm_create_with_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
   create_comms(1, 2);
@@ -87,8 +88,8 @@ static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creatio
   return status;
 }
 
-/* Rank 0 sets the failure between two barriers, so that only allocations of the creation are
- * counted. */
+/* Repeats a creation until no allocation fails. Rank 0 sets the failure between two barriers, so
+ * that only the creation's allocations count. */
 static void create_until_it_works(onebit_comm_t comm, void *context) {
   struct creation *creation = context;
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
@@ -221,15 +222,15 @@ Test(memory, adam_create_on_several_hosts) {
   }
 }
 
-/* The schedule and the shards with which calls are made while any allocation would fail. */
+/* Settings for the calls that are made while any allocation would fail. */
 struct calls {
   pthread_barrier_t everyone;
   onebit_schedule_t schedule; /* of the allreduce, and of the optimizer unless it is allgather */
   onebit_shards_t shards;
 };
 
-/* Makes calls while any allocation would fail. Each call is made twice, because the second one must
- * not allocate either. */
+/* Makes calls while any allocation would fail. Each call is made twice, because a repeated call
+ * must not allocate either. */
 static void call_without_memory(onebit_comm_t comm, void *context) {
   struct calls *calls = context;
   pthread_barrier_t *everyone = &calls->everyone;

@@ -60,7 +60,7 @@ Test(message, is_refused_when_any_field_is_wrong) {
   check_refused(memory, bytes, "magic");
   view = make_message(memory);
   view.header->version = 1;
-  check_refused(memory, bytes, "version 1, this library has version 3");
+  check_refused(memory, bytes, "version 1, but this library has version 3");
   view = make_message(memory);
   view.header->kind = OB_MESSAGE_SERVER;
   check_refused(memory, bytes, "kind 2");
@@ -69,10 +69,10 @@ Test(message, is_refused_when_any_field_is_wrong) {
   check_refused(memory, bytes, "flags 4");
   view = make_message(memory);
   view.header->sequence = 8;
-  check_refused(memory, bytes, "call 8, expected 7");
+  check_refused(memory, bytes, "call 8, expected call 7");
   view = make_message(memory);
-  view.header->sequence = 6; /* nor an earlier call */
-  check_refused(memory, bytes, "call 6, expected 7");
+  view.header->sequence = 6; /* an earlier call is refused as well */
+  check_refused(memory, bytes, "call 6, expected call 7");
   view = make_message(memory);
   view.header->elements = 5;
   check_refused(memory, bytes, "of 5 elements");
@@ -110,7 +110,7 @@ Test(message, is_refused_when_a_scale_is_not_one) {
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     struct ob_view view = make_message(memory);
     view.scales[1] = wrong[i];
-    check_refused(memory, bytes, "of block 4");
+    check_refused(memory, bytes, "for block 4");
     view = make_message(memory);
     view.header->scale = wrong[i];
     check_refused(memory, bytes, "scale");
@@ -206,8 +206,8 @@ Test(message, shows_damage_of_a_long_payload) {
   free(damaged);
 }
 
-/* Pieces of all awkward sizes. Each element must be in exactly one block, at exactly one
- * position. */
+/* Tests a layout of pieces of awkward sizes. Each element must be in exactly one block, at exactly
+ * one position. */
 Test(layout, holds_every_element_once) {
   static const size_t sizes[] = {0, 1, 31, 0, 0, 32, 33, 256, 257, 4096, 0, 5000, 0};
   struct ob_layout layout;
@@ -251,7 +251,7 @@ Test(layout, knows_what_is_padding) {
   ob_layout_destroy(&layout);
 }
 
-/* docs/wire-format.md: the flags tell a receiver the width. */
+/* The flags of a message must tell its receiver the width (docs/wire-format.md). */
 Test(message, flags_say_the_width) {
   for (unsigned width = 1; width <= 8; width *= 2)
     cr_expect_eq(ob_flags_width(ob_payload_flags(false, false, width)), width, "%u bits: flags %u",

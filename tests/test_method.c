@@ -7,7 +7,7 @@ static const double bits[] = {32, 8, 1};
 /* The model of a link. `extra` is the additional time of this rank's exchanges. */
 struct link {
   double rate, latency, extra; /* bytes per second; seconds */
-  size_t calls, elements;      /* of all calls together */
+  size_t calls, elements;      /* totals of all exchanges */
 };
 
 static onebit_status_t time_exchange(void *context, onebit_method_t method, size_t elements,
@@ -65,7 +65,8 @@ static void check_choices(onebit_comm_t comm, void *context) {
           choice.dense_below);
     CHECK((choice.warmup_steps > 0) == (row->wanted == ONEBIT_METHOD_EIGHT_BITS), "%zu",
           choice.warmup_steps);
-    CHECK(strstr(choice.text, "chooses ") == choice.text && strstr(choice.text, "computation 1 s"),
+    CHECK(strstr(choice.text, "chooses ") == choice.text &&
+              strstr(choice.text, "computation takes 1 s"),
           "%s", choice.text);
     CHECK(!strstr(choice.text, "; no other method is 5 % faster") ==
               (choice.method != ONEBIT_METHOD_DENSE),
@@ -89,8 +90,9 @@ static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
     CHECK(choice.method == (is_long ? ONEBIT_METHOD_EIGHT_BITS : ONEBIT_METHOD_DENSE), "%s",
           choice.text);
-    CHECK(strstr(choice.text, is_long ? "instead of 1.3 s (0.284 s more than by the model) dense: "
-                                      : "a step of 1.3 s (0.298 s more than by the model): "),
+    CHECK(strstr(choice.text, is_long
+                                  ? "instead of 1.3 s (0.284 s more than by the cost model) dense: "
+                                  : "a step of 1.3 s (0.298 s more than by the cost model): "),
           "%s", choice.text);
   }
 }
@@ -147,8 +149,8 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
 }
 Test(method, agreed) { on_ranks(3, check_slowest_decides, NULL); }
 
-/* A training with local steps is compared with its current number of local steps, and keeps it
- * close to the boundaries. */
+/* Checks that the time of a training with local steps is computed with its current number of local
+ * steps, and that this number stays the same close to the boundaries between choices. */
 static void check_local_steps(onebit_comm_t comm, void *context) {
   static const struct {
     double exchange; /* of one bit; the computation is 1 s */

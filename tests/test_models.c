@@ -1,6 +1,6 @@
 /*
- * The models of the trainings in examples/: their gradients compared with finite differences, the
- * reports of the backward pass, initial values, and the inputs on which a prediction depends. Also
+ * Tests the models that examples/ trains: their gradients against finite differences, the reports
+ * of the backward pass, initial values, and the inputs on which a prediction depends. Also tests
  * the matrix product.
  */
 #include "examples/model.h"
@@ -23,7 +23,7 @@ static model_t *make_transformer(uint64_t seed) {
   return &own->model;
 }
 
-/* The pools cut off a row and a column. */
+/* With these sizes the pooling layers cut off a row and a column. */
 enum { IMAGES = 5, ROWS = 13, COLUMNS = 16, CLASSES = 7 };
 
 static model_t *make_network(uint64_t seed) {
@@ -68,8 +68,8 @@ static const struct subject {
   model_t *(*make)(uint64_t seed);
   size_t samples;
   float distance;
-  double noise; /* the noise of a slope */
-  float rate;   /* the rate with which 300 steps fit the batch */
+  double noise; /* the rounding noise of a slope */
+  float rate;   /* the learning rate with which 300 steps fit the batch */
 } subjects[] = {{"transformer", make_transformer, 3, 0.02f, 1e-5, 0.1f},
                 {"network", make_network, IMAGES, 1e-3f, 2e-4, 0.03f},
                 {"log-bilinear", make_log_bilinear, 5, 0.1f, 2e-5, 0.3f}};
@@ -220,8 +220,8 @@ Test(models, same_seed_same_model) {
   }
 }
 
-/* The second and fourth matrix of a block are initialised with a deviation of 0.02 / sqrt(2
- * layers). */
+/* The second and fourth matrix of a block are initialised with a standard deviation of 0.02 /
+ * sqrt(2 layers). */
 Test(models, a_transformer_begins_as_gpt2_does) {
   model_t *model = make_transformer(9);
   transformer_initialise((transformer_t *)(void *)model, 9);
@@ -281,7 +281,7 @@ Test(models, what_is_not_a_number_is_not_right) {
 
 /* --- The matrix product ------------------------------------------------------------------------*/
 
-/* Returns integers that are so small that every sum is exact, so that the check can be for
+/* Returns integers that are so small that every sum is exact, so that results can be compared for
  * equality. */
 static float *whole_numbers(size_t count, uint64_t *random) {
   float *x = malloc(count * sizeof(float));

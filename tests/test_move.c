@@ -1,7 +1,7 @@
 /*
- * Optimizers continue on other communicators. With the same ranks this is exact: a run that moves
- * after every step equals, to the bit, the run that does not move. A rank that joins gets the same
- * replica.
+ * Tests moving optimizers to other communicators. With the same ranks a move is exact: a run that
+ * is moved after every step has the bits of a run that is not moved. A rank that joins gets the
+ * same replica as the others.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,8 +33,8 @@ static void move_after_every_step(onebit_comm_t comm, void *context) {
     trainee_step(&other, step);
     CHECK_BITS("parameters", moved.parameters, other.parameters, TRAINEE_ELEMENTS,
                what->common.parameter_dtype);
-    if (is_synchronized(&moved)) /* a move between synchronisations takes means, which the other run
-                                  * does not */
+    if (is_synchronized(&moved)) /* between synchronisations a move takes means of ranks, which
+                                  * the other run does not */
       CHECK_STATUS(onebit_optimizer_move(moved.optimizer, run->comms[step][moved.rank]), ONEBIT_OK);
   }
   trainee_destroy(&moved);

@@ -1,11 +1,12 @@
 /*
- * Input that is not finite. Every rank gets ONEBIT_SKIPPED from the same call, and no receive
- * buffer or residual changes. Later calls give the same results as without this call.
+ * Tests input that is not finite. Every rank must get ONEBIT_SKIPPED from the same call, and no
+ * receive buffer or residual may change. Later calls must give the same results as without this
+ * call.
  */
 #include "tests/support_collectives.h"
 
-/* The wrong value of the input, in one element of one rank. For HUGE the square is not finite, nor
- * is the square of its host's mean. */
+/* The wrong value in one element of one rank's input. POISON_HUGE is finite, but its square is not,
+ * and neither is the square of the mean over its host's ranks. */
 enum poison { POISON_NAN, POISON_INFINITY, POISON_MINUS_INFINITY, POISON_HUGE, POISONS };
 
 static float poison_value(enum poison poison, onebit_dtype_t dtype) {
@@ -16,7 +17,7 @@ static float poison_value(enum poison poison, onebit_dtype_t dtype) {
 }
 
 struct poisoned {
-  struct collective_run run; /* the run of the good steps only */
+  struct collective_run run; /* the run without bad calls */
   enum poison poison;
   int rank;
   size_t place;
@@ -69,8 +70,7 @@ static void check_everywhere(struct collective_case what) {
   for (int k = 0; k < POISONS * 3; k++) {
     size_t places[] = {0, sent / 2, sent - 1};
     /* sums of |c| are finite where squares overflow; dense messages hold any finite number, except
-     * in
-     *  a reduce-scatter, which adds them unchecked */
+     * in a reduce-scatter, which adds the numbers unchecked */
     bool squares = what.options.wire == ONEBIT_WIRE_BITS
                        ? what.options.scale == ONEBIT_SCALE_RMS
                        : what.options.operation == ONEBIT_REDUCE_SCATTER;
@@ -129,9 +129,9 @@ Test(nonfinite, reduce_scatter_dense) {
   check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
 }
 
-/* Tests the other schedules. Each rank has the wrong value once at the first and once at the last
- * element. The call has many chunks, and if a host has several ranks, one rank compresses the input
- * of another. */
+/* Tests the schedules other than the exchange. Each rank has the wrong value once at the first and
+ * once at the last element. The call has many chunks, and if a host has several ranks, one rank
+ * compresses the input of another. */
 static void check_schedule(int size, int hosts, onebit_schedule_t schedule, onebit_wire_t wire) {
   struct collective_case what = {
       .size = size, .hosts = hosts, .steps = 2, .count = 1501, .options = ONEBIT_PLAN_OPTIONS_INIT};
@@ -163,8 +163,8 @@ static void check_schedules(onebit_schedule_t schedule) {
 Test(nonfinite, allreduce_by_allgather) { check_schedules(ONEBIT_SCHEDULE_ALLGATHER); }
 Test(nonfinite, allreduce_by_hosts) { check_schedules(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
-/* Every codec must notice a value that is not finite in any lane of a vector. The value is put at
- * each position of a buffer whose last word is short. */
+/* Every codec must notice a value that is not finite in any lane of a vector. The test puts such a
+ * value at each position of a buffer whose last word is incomplete. */
 Test(nonfinite, every_place_with_every_codec) {
   for (size_t c = 0; c < test_codecs_count; c++) {
     if (!use_codec(test_codecs[c]))

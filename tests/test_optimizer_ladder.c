@@ -1,6 +1,7 @@
-/* Optimizers of several widths. They equal the oracle at each width and across every change of
- * width. A bucket for which one bit is not enough raises its bits and lowers them again, equally on
- * all ranks. A checkpoint restores the widths, also on another number of ranks. */
+/* Tests optimizers whose buckets change their width, the bits per element. They must equal the
+ * oracle at each width and across every change of it. A bucket for which one bit is not enough
+ * raises its width and lowers it again, equally on all ranks. A checkpoint restores the widths,
+ * also on another number of ranks. */
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_adam.h"
@@ -73,7 +74,8 @@ Test(optimizer_ladder, every_codec) { adam_check_codecs(ladder_case(&kind_effici
 
 enum { COUNT = LADDER_COUNT, ALL = 2 * COUNT, STEPS = LADDER_CALLS };
 
-/* A tensor that becomes hard, and another tensor that never does, in a bucket of its own. */
+/* Two tensors, each in a bucket of its own. One bit per element becomes too little for the first,
+ * but never for the second. */
 struct learner {
   const struct ob_method *method;
   onebit_optimizer_t optimizer;
@@ -119,7 +121,8 @@ static void destroy_learner(struct learner *learner) {
   free(learner->gradients);
 }
 
-/* With normalised gradients, a large gradient needs more bits only while it grows. */
+/* Fills in the gradients. If a method normalises them, a large gradient needs more bits only while
+ * it grows. */
 static void fill_gradients(struct learner *learner, int step) {
   const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
   ladder_fill(learner->gradients, COUNT, learner->rank, step);
@@ -156,12 +159,12 @@ static void check_statistics(const struct learner *learner) {
   CHECK_STATUS(
       onebit_optimizer_describe(learner->optimizer, ONEBIT_FORMAT_TEXT, text, sizeof text, NULL),
       ONEBIT_OK);
-  snprintf(wanted, sizeof wanted, "; %.3g bits an element, changed %d times;", info.bits,
+  snprintf(wanted, sizeof wanted, "; %.3g bits per element, changed %d times;", info.bits,
            (int)info.moves);
   CHECK(strstr(text, wanted), "%s", text);
 }
 
-/* Checks the bits of the hard tensor. All ranks must have the same bits, because messages of
+/* Checks the bits of the first tensor. All ranks must have the same bits, because messages of
  * another width are refused. */
 static void climb_and_descend(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
@@ -175,7 +178,7 @@ static void climb_and_descend(onebit_comm_t comm, void *context) {
   }
   const int bits = current_bits(&learner);
   const int least =
-      learner.method == &ob_method_efficient_adam ? 2 : 4; /* enough for the hard tensor */
+      learner.method == &ob_method_efficient_adam ? 2 : 4; /* enough for the first tensor */
   CHECK(peak >= least && (least == 2 || bits < peak), "up to %d bits, then %d", peak, bits);
   check_statistics(&learner);
   CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
@@ -207,7 +210,8 @@ static void free_saved_part(const struct learner *learner, onebit_comm_t comm) {
   free(parts.memory[learner->rank]);
 }
 
-/* Resumes from several steps. One of them is the first step after a change of the bits. */
+/* Saves after several steps, and resumes from each of them. One is the first step after a change of
+ * the bits. */
 static void resume_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   uint64_t moves = 0;
@@ -256,8 +260,8 @@ static void climb_and_save(onebit_comm_t comm, void *context) {
   destroy_learner(&learner);
 }
 
-/* Loads on other ranks with at most max_bits. The bits must be the saved ones, or max_bits if that
- * is less. */
+/* A load on other ranks with at most max_bits. The bits after it must be the saved ones, or
+ * max_bits if that is less. */
 struct elsewhere {
   int bits, max_bits;
 };
@@ -281,7 +285,7 @@ static void refuse_newer(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 8);
   (void)context;
   CHECK_STATUS(load_parts(&learner), ONEBIT_ERROR_CHECKPOINT);
-  CHECK_WORDS("written by format version 3, this library reads up to 2");
+  CHECK_WORDS("it has format version 3, but this library reads versions up to 2");
   destroy_learner(&learner);
 }
 
@@ -306,7 +310,8 @@ Test(optimizer_ladder, other_ranks_and_other_options) {
   free(parts.memory[1]);
 }
 
-/* Checkpoints of version 1 have no widths. Loading one begins with the fewest bits. */
+/* Saves a checkpoint of format version 1, which has no widths. After loading it, buckets begin with
+ * the fewest bits. */
 static void save_without_widths(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 0);
   (void)context;

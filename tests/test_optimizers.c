@@ -1,6 +1,6 @@
 /*
- * Every optimizer equals its oracle in every bit of every parameter after every step, for all
- * tensors, options, buckets, hosts, codecs, threads and types, including skipped steps.
+ * Tests that every optimizer equals its oracle in every bit of every parameter after every step,
+ * for all tensors, options, buckets, hosts, codecs, threads and types, including skipped steps.
  * test_zero_one.c tests 0/1 Adam, whose ranks differ between steps. Features that only one
  * optimizer has are tested in the optimizer's own file.
  */
@@ -38,9 +38,9 @@ static bool is_deepspeed(const struct adam_case *what) {
   return what->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* --- Everything together */
+/* --- All options combined */
 
-/* A case is a choice for each of these. Any two choices occur together in some row. */
+/* A test case has a choice for each of these. Every pair of choices occurs in some case. */
 enum {
   KIND,
   TENSORS,
@@ -71,10 +71,10 @@ static const struct adam_tensors *const lists[] = {
     &adam_tensors_odd,        &adam_tensors_one,  &adam_tensors_tiny,
     &adam_tensors_many_words, &adam_tensors_none, &with_a_still_one};
 static const size_t bucket_sizes[] = {0, 1, 1000, 5200};
-/* Numbers of ranks and hosts; with 0 hosts the schedule is that of one host. */
+/* Numbers of ranks and hosts. 0 hosts means that the schedule is that of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 1}, {4, 2}, {6, 2}, {6, 3}, {4, 4}};
-/* The middle norm clips some of the steps. No norm causes a skip by itself. */
+/* The norm 195 clips some of the steps. No norm causes a skip by itself. */
 static const double clip_norms[] = {0, 1e-3, 195};
 static const float poisons[] = {0, INFINITY, NAN};
 /* Tensors that stay uncompressed: none; 0, 1, 3 and 5; 1 and 8; or all. */
@@ -102,7 +102,8 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* Sets the number of messages, their contents and ranks. DeepSpeed's profile has its own values. */
+/* Sets the ranks, the number of messages and their contents. Profile deepspeed has its own
+ * values. */
 static void choose_messages(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   const int *group = groups[choice[GROUP]];
@@ -128,8 +129,8 @@ static void choose_messages(struct adam_case *what, const size_t *choice) {
   }
 }
 
-/* Sets gradients of any type. They may be weighted and clipped, are in another array each time, and
- * may be missing. */
+/* Sets gradients of any type. They may be weighted and clipped, may be in another array in each
+ * step, and may be missing. */
 static void choose_gradients(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
@@ -161,7 +162,7 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
   what->poisoned_from = choice[FORM] % 2 ? 6 : 0;
 }
 
-/* With beta2 = 7/8 the ninth step is the first that can freeze. */
+/* Sets other options. With beta2 = 7/8 the ninth step is the first that can freeze the variance. */
 static void choose_numbers(struct adam_case *what, const size_t *choice) {
   what->options.common.no_error_feedback = choice[NUMBERS] == NO_FEEDBACK;
   if (choice[NUMBERS] == OTHERS) {
@@ -233,8 +234,8 @@ Test(optimizers, options_of_their_own) {
   }
 }
 
-/* Some elements get their first gradient later than others. One tensor has no gradient at all until
- * that step. */
+/* Some elements get their first gradient only in a late step. One tensor has no gradient at all
+ * until then. */
 Test(optimizers, first_gradients_that_come_late) {
   for (size_t k = 0; k < KINDS; k++) {
     struct adam_case what = kinds[k];
@@ -321,7 +322,7 @@ static struct adam_case efficient_on_three_ranks(void) {
                             .still = true};
 }
 
-/* Some buckets contain another tensor besides the tables. */
+/* Tests tensors that are tables. Some buckets also contain a tensor that is no table. */
 Test(optimizers, tables) {
   struct adam_case what = efficient_on_three_ranks();
   what.tables = 1u << 2 | 1u << 5;

@@ -228,8 +228,8 @@ Test(options, answers) {
                          "  --small X             how small; default 0.0001\n"
                          "  -o, --output PATH     where\n"
                          "  --streams N,N,...     which\n"
-                         "  -h, --help            this text\n"
-                         "  -v, --version         the version of the library\n"
+                         "  -h, --help            print this text\n"
+                         "  -v, --version         print the version of the library\n"
                          "\n"
                          "That is all.\n");
 }

@@ -1,6 +1,6 @@
 /*
- * The outer step. In float32 it equals the formulas, for all rules, with fragments, delays and
- * weights. If one rank makes an error, all ranks get an error.
+ * Tests the outer step. In float32 it must equal the formulas, for all rules, with fragments,
+ * delays and weights. If one rank makes an error, all ranks must get an error.
  */
 #include "tests/support_outer.h"
 
@@ -222,7 +222,8 @@ static void round_parameters(onebit_comm_t comm, void *context) {
 
 Test(outer, sixteen_bits_and_uncompressed_tensors) { on_ranks(2, round_parameters, NULL); }
 
-/* Tests destroying with an exchange in flight, no tensors, and fewer elements than ranks. */
+/* Tests destroying an outer step with an exchange in flight, no tensors, and fewer elements than
+ * ranks. */
 static void run_odd_ends(onebit_comm_t comm, void *context) {
   (void)context;
   float p[PLAIN_ALL] = {0};

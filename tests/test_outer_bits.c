@@ -4,9 +4,9 @@
 #include "tests/support_outer.h"
 
 /*
- * The compressed outer step. The consensus is the same on all ranks and reaches the dense optimum.
- * The control without error feedback does not reach it. An exchange sends the promised bytes, and
- * nothing is sent between exchanges.
+ * Tests the compressed outer step. The consensus, on which all ranks agree, must be the same on all
+ * ranks and reach the optimum of dense training. A control run without error feedback must not
+ * reach it. An exchange must send the promised bytes, and nothing may be sent between exchanges.
  */
 
 enum { MAX_RANKS = 16 };
@@ -37,7 +37,7 @@ Test(outer_bits, every_width_comes_to_the_optimum) {
                  sizes[s]);
 }
 
-/* A single rank keeps everything that it does not send in its parameters, so an exchange changes
+/* A single rank keeps in its parameters everything that it does not send, so an exchange changes
  * only the consensus. With several ranks, the part that is not sent differs from rank to rank. */
 static void check_unsent_stays_on_rank(onebit_comm_t comm, void *context) {
   const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
@@ -72,7 +72,7 @@ Test(outer_bits, what_is_not_sent_stays) {
   }
 }
 
-/* The default width of a rule with much momentum is one with which the rule converges. */
+/* A rule with much momentum must have a default width with which it converges. */
 Test(outer_bits, default_bits_follow_the_rule) {
   const double few = distance_after(ONEBIT_OUTER_NESTEROV, 1, 0, 4);
   const double momentum = distance_after(ONEBIT_OUTER_MOMENTUM, 0, 0, 4);
@@ -111,8 +111,8 @@ static void count_bytes(onebit_comm_t comm, void *context) {
   free(p);
 }
 
-/* All ranks together receive as many bytes as they send. The bytes of the ranks differ by at most
- * those of a block. */
+/* All ranks together receive as many bytes as they send. The bytes that two ranks send differ by at
+ * most those of a block. */
 Test(outer_bits, bytes_of_an_exchange) {
   for (int size = 2; size <= MAX_RANKS; size *= 2) {
     struct bytes bytes = {{0}};
@@ -125,8 +125,8 @@ Test(outer_bits, bytes_of_an_exchange) {
   }
 }
 
-/* The outer step with sparse messages. It equals the codec on every rank; also tests skipped
- * steps. */
+/* Tests the outer step with sparse messages. It must give the codec's results on every rank. Also
+ * tests skipped steps. */
 
 enum { SIZE = 5000, SMALL = 33, COUNT = SIZE + SMALL, ROUNDS = 6, SPARSE_RANKS = 4 };
 
@@ -198,8 +198,9 @@ Test(outer_sparse, is_the_codec_rank_by_rank) {
 }
 
 /*
- * The part of its drift that a rank has not sent stays in its parameters. After an exchange the
- * parameters are the consensus minus the rank's residual, for each element that has a residual.
+ * Tests that the part of its drift that a rank has not sent stays in its parameters. After an
+ * exchange the parameters are the consensus minus the rank's residual, for each element that has a
+ * residual.
  */
 
 struct kept {

@@ -1,7 +1,7 @@
 /*
- * Checkpoints of outer steps. A run that is saved after any local step, also with exchanges in
- * flight, continues to the bit. With another number of ranks it begins with the same consensus,
- * momentum, mean drift and mean residual.
+ * Tests checkpoints of outer steps. A run that is saved after any local step, also with exchanges
+ * in flight, must continue with the same bits. On another number of ranks it must begin with the
+ * same consensus, momentum, mean drift and mean residual.
  */
 #include "tests/support_disk.h"
 #include "tests/support_outer.h"
@@ -144,8 +144,8 @@ static bool parameters_keep_residual(const struct saved_parts *parts) {
   return part_number(parts->memory[0], (size_t)numbers.offset + 8 * (3 + 7)) != 0;
 }
 
-/* Computes the mean result of the local steps, relative to the consensus. Parameters count with
- * their ranks' weights, without the residuals that they contain. */
+/* Computes the mean result of the local steps, relative to the consensus. The residuals that
+ * parameters contain are removed, and the mean is weighted with the ranks' weights. */
 static void drift_means(const struct saved_parts *parts, bool weighted,
                         double means[OUTER_ELEMENTS]) {
   double weights = 0;
@@ -215,8 +215,8 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
     }
 }
 
-/* A rank's drift is not finite when it is saved. After loading, the elements of this drift start at
- * the consensus. */
+/* An element of one rank's drift is not finite when it is saved. After loading, this element must
+ * start at the consensus. */
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   float x[200];
@@ -239,7 +239,8 @@ Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
   free(run);
 }
 
-/* Loads with rounds of another length. The fragment that is exchanged next must stay the same. */
+/* Loads into a run whose rounds have another number of steps. The fragment that is exchanged next
+ * must stay the same. */
 static void load_with_other_rounds(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
@@ -303,7 +304,7 @@ static void save_and_load_files(onebit_comm_t comm, void *context) {
   free(other);
 }
 
-/* Ranks that are not in the same exchange must not wait for each other. */
+/* Ranks that are not in the same exchange must get an error, instead of waiting for each other. */
 static void save_at_different_steps(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
@@ -312,7 +313,7 @@ static void save_at_different_steps(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_OK);
   outer_train_to(it, 1, (it->rank == 1 ? 3 : 5));
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("how many exchanges have begun");
+  CHECK_WORDS("the number of exchanges that have begun");
   CHECK_STATUS(onebit_outer_load_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
   if (it->rank == 1)
     outer_train_to(it, 4, 5);
@@ -329,8 +330,8 @@ Test(outer_checkpoint, in_files) {
   directories_remove(&directories);
 }
 
-/* Checkpoints of outer steps that are damaged, or of another kind of object, are refused, and
- * nothing changes. */
+/* Tests that checkpoints of outer steps that are damaged, or of another kind of object, are refused
+ * and change nothing. */
 
 static void check_load_refused(struct outer_trained *it, const struct saved_parts *saved,
                                const char *message) {
@@ -377,7 +378,8 @@ Test(outer_checkpoint_wrong, damage_is_refused) {
   }
   parts.bytes[0] = bytes;
   part[PART_VERSION] = 9;
-  check_load_refused(it, &parts, "written by format version 9, this library reads up to 2");
+  check_load_refused(it, &parts,
+                     "it has format version 9, but this library reads versions up to 2");
   part[PART_VERSION] = 1;
   CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
   outer_end(it);
@@ -392,7 +394,7 @@ static void set_number(struct saved_parts *parts, size_t place, uint64_t number)
   part_sign(parts->memory[0]);
 }
 
-/* The parts have correct checksums and wrong numbers. */
+/* Loads parts that have correct checksums but wrong numbers. */
 Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
   const onebit_outer_options_t options = small_options();
   static const struct {
@@ -401,13 +403,13 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
     const char *message;
   } rows[] = {{1, 4, "step 4 of a round of 4 steps"},
               {2, 0, "of a round of 0 steps"},
-              {3, 5, "fragment 0 has 598 elements here, and 5 in the checkpoint"},
-              {4, 3, "no possible state"},
-              {5, UINT64_MAX, "no possible state"},
-              {6, 2, "no possible state"},
-              {7, UINT64_MAX, "no possible state"},
-              {8, (uint64_t)1 << 63 | 1, "no possible state"},
-              {9, UINT64_MAX, "no possible state"}};
+              {3, 5, "fragment 0 has 598 elements here, but 5 in the checkpoint"},
+              {4, 3, "an impossible state"},
+              {5, UINT64_MAX, "an impossible state"},
+              {6, 2, "an impossible state"},
+              {7, UINT64_MAX, "an impossible state"},
+              {8, (uint64_t)1 << 63 | 1, "an impossible state"},
+              {9, UINT64_MAX, "an impossible state"}};
   onebit_comm_t comm = self_comm();
   struct saved_parts parts = small_part(comm, &options);
   struct outer_trained *it = outer_begin(comm, &options);
@@ -440,23 +442,23 @@ Test(outer_checkpoint_wrong, others_are_refused) {
     options = small_options();                                                                     \
   } while (0)
   options.rule = ONEBIT_OUTER_MEAN;
-  REFUSE("saved with outer momentum, loaded without it");
+  REFUSE("saved with outer momentum, but is loaded without");
   options.weighted = 1;
-  REFUSE("saved without weights, loaded with them");
+  REFUSE("it was saved without weights, but is loaded with weights");
   options.fragments = 2;
-  REFUSE("saved with 1 fragments, loaded with 2");
+  REFUSE("it was saved with 1 fragments, but is loaded with 2");
   CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK);
   it->outer = outer;
-  check_load_refused(it, &parts, "saved with 4 tensors, loaded into 1");
+  check_load_refused(it, &parts, "it was saved with 4 tensors, but loaded into 1");
   onebit_outer_destroy(outer);
   struct saved_parts twice = {.count = 2,
                               .memory = {parts.memory[0], parts.memory[0]},
                               .bytes = {parts.bytes[0], parts.bytes[0]}};
   outer_create(it, comm, &options);
-  check_load_refused(it, &twice, "saved by 1 ranks; the number of parts given is 2");
+  check_load_refused(it, &twice, "it was saved by 1 ranks, but the number of parts given is 2");
   memcpy((char *)parts.memory[0] + PART_KIND, "adam\0", 6);
   part_sign(parts.memory[0]);
-  check_load_refused(it, &parts, "of another kind: saved by adam, loaded by outer");
+  check_load_refused(it, &parts, "it belongs to another kind: saved by adam, loaded by outer");
   outer_end(it);
   free_parts(&parts);
   onebit_comm_destroy(comm);

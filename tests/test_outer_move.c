@@ -1,7 +1,7 @@
 /*
- * Outer steps continue on other communicators. With the same ranks and nothing in flight this is
- * exact. After a rank is lost or joins, all ranks have the same consensus, even if some had made
- * more steps, and the mean of their residuals is kept.
+ * Tests moving outer steps to other communicators. With the same ranks and nothing in flight a move
+ * is exact. After a rank is lost or joins, all ranks must have the same consensus, even if some had
+ * made more steps, and the mean of their residuals must be unchanged.
  */
 #include "optimizers/outer/outer.h"
 #include "tests/support_outer.h"
@@ -131,8 +131,9 @@ static double *outstanding_drift(const struct saved_parts *parts, const float *x
   return mean;
 }
 
-/* If ranks have joined in a move, the steps since the exchange are divided among more ranks. The
- * values that the residuals held back are not divided. */
+/* Checks the drift that was not exchanged before a move. If ranks join, the drift of the steps
+ * since the exchange is divided among more ranks, but the values that the residuals held back are
+ * not. */
 static void check_outstanding(const struct change *change, int before) {
   const struct saved_parts *parts = &change->parts[before], *after = parts + 1;
   float *x = parts_values(after, SECTION_CONSENSUS); /* a move leaves it as it is */
@@ -151,7 +152,8 @@ static void check_outstanding(const struct change *change, int before) {
   free(is);
 }
 
-/* Checks that a part that was saved before a move records the number of ranks at that time. */
+/* Checks that the mean residual and the consensus of a part are the same before and after a
+ * move. */
 static void check_mean(struct change *change, int before) {
   struct saved_parts *parts = &change->parts[before];
   double *held = outer_mean_residual(parts), *now = outer_mean_residual(&change->parts[before + 1]);
@@ -215,7 +217,7 @@ struct apart {
   float x[RANKS][OUTER_ELEMENTS], m[RANKS][OUTER_ELEMENTS];
 };
 
-/* Rank 1 has not seen the end of the latest exchange. */
+/* Moves ranks of which rank 1 has not seen the end of the latest exchange. */
 static void move_with_rank_behind(onebit_comm_t comm, void *context) {
   struct apart *apart = context;
   const onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);

@@ -1,7 +1,7 @@
 /*
- * The outer step between sites. If all sites are in time, it equals the outer step between single
- * ranks, in float32 and compressed, for any number of ranks per site. A late site is left out of a
- * round and catches up later, and nothing that it has trained is lost.
+ * Tests the outer step between sites. If all sites are in time, it must equal the outer step
+ * between single ranks, in float32 and compressed, for any number of ranks per site. A late site is
+ * left out of a round and catches up later, and nothing that it has trained is lost.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -97,8 +97,8 @@ Test(outer_sites, every_width_comes_to_the_optimum) {
 }
 
 /* Each site drifts by values of its own, which are the same in each step, whatever the other sites
- * do. The residuals of sites and servers are sent later, so the error is at most that of a few
- * rounds. */
+ * do. Later rounds send the residuals of sites and servers, so the final error must be at most the
+ * drift of a few rounds. */
 static void drift_apart(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *options = context;
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);

@@ -1,7 +1,8 @@
 /*
- * Sites that save and load continue to the bit. With another number of sites, with a part that is
- * older than the others' parts, or without a part, they continue from the latest consensus. When a
- * site is lost, the remaining sites also continue from it, and so does a site that joins.
+ * Tests checkpoints of sites. Sites that save and load must continue with the same bits. With
+ * another number of sites, with a part that is older than the others' parts, or without a part,
+ * they continue from the latest consensus. When a site is lost, the remaining sites also continue
+ * from the latest consensus, and so does a site that joins.
  */
 #include "tests/support_outer.h"
 
@@ -38,7 +39,7 @@ static void get_consensus(onebit_outer_t outer, float *x) {
     CHECK_STATUS(onebit_outer_get_consensus(outer, t, x + t * SITES_EACH), ONEBIT_OK);
 }
 
-/* --- As many sites -----------------------------------------------------------------------------*/
+/* --- The same number of sites ------------------------------------------------------------------*/
 
 static void train_and_save(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
@@ -100,7 +101,7 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
     place->options.mixing = k == 4 ? 0.75 : 0;
     story->save_at = 2 * SITES_H - 1 + k % 3;
     story->load_at = 1 + k;
-    if (k > 5) { /* in flight at every step */
+    if (k > 5) { /* an exchange is in flight at every step */
       place->options.delay = SITES_H - 1;
       place->options.fragments = 1 + (size_t)k % 4;
     }
@@ -115,7 +116,7 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
 /* --- Other numbers of sites
  * -------------------------------------------------------------------- */
 
-/* Other numbers of sites, and of ranks per site, can load: each site loads the part of any saved
+/* Loads on other numbers of sites and of ranks per site. Each site loads the part of some saved
  * site. */
 static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
@@ -154,8 +155,8 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
   }
 }
 
-/* Two sites load the part that one site has saved in the middle of a round. The number of local
- * steps belongs to each fragment, even if its elements are in other shards. */
+/* Two sites load the part that one site has saved in the middle of a round. Each fragment must keep
+ * its own number of local steps, even if its elements are then in other shards. */
 static void load_mid_round(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   struct saved_parts saved = {0};
@@ -186,7 +187,8 @@ Test(outer_sites_checkpoint, fragments_keep_their_weights) {
   free_place(place);
 }
 
-/* The part of one site is one round older. This site starts from the consensus of the others. */
+/* One site loads a part that is one round older than those of the others. It must start from the
+ * consensus of the others. */
 static void load_parts_of_unequal_rounds(struct place *place, int site, onebit_comm_t comm,
                                          onebit_comm_t between) {
   struct story *story = place->more;
@@ -220,7 +222,7 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
   }
 }
 
-/* If one site cannot load, no site changes. */
+/* One site loads a damaged part. No site may change. */
 static void load_damaged_part(struct place *place, int site, onebit_comm_t comm,
                               onebit_comm_t between) {
   struct story *story = place->more;

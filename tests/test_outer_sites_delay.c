@@ -1,7 +1,7 @@
 /*
- * The outer step between sites, with fragments and a delay. It follows the formulas. Drifts and
- * rounds are sent while the sites train. Late, lost or saved sites continue as they do without a
- * delay.
+ * Tests the outer step between sites, with fragments and a delay. It must follow the formulas.
+ * Drifts and rounds are sent while the sites train. Late, lost or saved sites must continue as they
+ * do without a delay.
  */
 #include "tests/support_outer.h"
 
@@ -59,10 +59,10 @@ Test(outer_sites_delay, follows_the_formulas) {
 
 /* --- While they train --------------------------------------------------------------------------*/
 
-/* Trains sites that make the same steps at the same time. With a delay of three steps, a round has
- * arrived before it is applied. Drifts are sent in the first step. In the next step they arrive and
- * the rounds are sent. The step that applies the round, which
- * may wait, has nothing left to send. */
+/* Trains sites that make the same steps at the same time. With a delay of three steps, a round
+ * arrives before it is applied. Drifts are sent in the first step of the delay. In the next step
+ * they arrive, and rounds are sent. The step that applies a round may wait, but has nothing left to
+ * send. */
 static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   float p[SITES_ALL] = {0};

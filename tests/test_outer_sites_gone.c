@@ -11,8 +11,8 @@
 #include "tests/support_transports.h"
 
 /*
- * The messages of a vanished site are held back for a while. When the site returns it catches up.
- * An error ends the training on all sites.
+ * Tests holding back the messages of a site for a while, as if it had vanished. When the site
+ * returns it must catch up. An error must end the training on all sites.
  */
 
 /* --- Sites that vanish
@@ -156,7 +156,7 @@ static void check_vanished_site(onebit_outer_rule_t rule, int bits, size_t delay
               (uintmax_t)net.caught_up[3]);
   cr_expect_geq(net.left_out[0], 10);
   cr_expect(whole ? net.caught_up[3] >= 3 : net.caught_up[3] == 0);
-  /* The distance of zeros was 20. Without the site the optimum is a different one. */
+  /* Parameters of zero have a distance of 20. Without the site the optimum is a different one. */
   cr_expect_lt(net.distance[0], undisturbed + 0.5);
 }
 
@@ -238,7 +238,7 @@ Test(outer_sites_gone, what_differs_is_told_on_all_sites) {
   free(place);
 }
 
-/* Tests fewer elements than sites, no elements, and 16 bits. */
+/* Tests fewer elements than sites, no elements, and 16-bit parameters. */
 static void run_odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   uint16_t p[2] = {0};
   onebit_tensor_t tensor = {.parameter = p};
@@ -252,7 +252,7 @@ static void run_odd_ends(struct place *place, int site, onebit_comm_t comm, oneb
                  ONEBIT_OK);
     for (int step = 1; step <= 2 * SITES_H; step++) {
       if (step == SITES_H)
-        p[0] = site == 0 ? 0x4040 : 0; /* 3 and 0 and 0 */
+        p[0] = site == 0 ? 0x4040 : 0; /* 3 on site 0, and 0 on the others */
       CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     }
     CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
@@ -311,9 +311,9 @@ Test(outer_sites_gone, a_transport_that_fails_ends_all) {
 }
 
 /*
- * Sites that are processes, over sockets. When one site is killed, the others notice it in their
- * next exchange, however long their patience is, and continue without it. When the killed site is
- * started again, it joins them, and all end with the same parameters.
+ * Tests sites that are processes and exchange over sockets. When one site is killed, the others
+ * notice it in their next exchange, however long their patience is, and continue without it. When
+ * the killed site is started again, it joins them, and all end with the same parameters.
  */
 
 enum { SITES = 3, ROUNDS = 20 };
@@ -395,7 +395,7 @@ static void train_until_killed(struct site *site) {
   pause();
 }
 
-/* The site's steps fail in the first exchange after the victim's last step. */
+/* Trains until a step fails. That is in the first exchange after the victim's last step. */
 static void train_until_failure(struct site *site) {
   struct job *job = site->job;
   const int limit = (job->last_step / SITES_H + 2) * SITES_H;
@@ -481,8 +481,7 @@ static void kill_site(onebit_outer_options_t options, int victim, int last_step,
   munmap(job, sizeof *job);
 }
 
-/* The site is killed while the others train, while they wait for it, and with two drifts in
- * flight. */
+/* Kills a site while the others train, while they wait for it, and with two drifts in flight. */
 Test(outer_sites_killed, the_others_go_on_and_it_comes_again) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   kill_site(options, 0, 2 * SITES_H + 1, false);

@@ -228,7 +228,7 @@ Test(replay, another_magnitude_is_not) {
   cr_expect(isinf(result.worst));
 }
 
-/* A parameter may differ by a few of its own updates, and only for one parameter in a thousand. */
+/* At most one parameter in a thousand may differ, and only by a few of its own updates. */
 Test(replay, parameters_may_differ_by_few_updates) {
   char path[PATH_ROOM];
   record_adam(scratch, "adam", 2, 9, path);

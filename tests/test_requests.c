@@ -5,8 +5,8 @@
 #include "collectives/watch.h"
 #include "tests/support_requests.h"
 
-/* Nonblocking calls: any number of plans and requests in flight, completed in any order, on ranks
- * that are threads. */
+/* Tests nonblocking calls: any number of plans and requests in flight, completed in any order, on
+ * ranks that are threads. */
 
 static void run_on_groups(rank_body *scenario, int smallest) {
   static const int sizes[] = {1, 2, 3, 4, 8};
@@ -50,8 +50,9 @@ Test(requests, threads_share_a_communicator) { run_on_groups(threads_share_a_com
 
 #define GENERATIONS 33000 /* more than 32767, the number of tags that MPI guarantees */
 
-/* Rank 0 starts a call of an old plan before those of new plans, and rank 1 after them, while all
- * are in flight. Inputs that are equal on all ranks must be returned unchanged. */
+/* Rank 0 starts the call of an old plan before the calls of new plans, and rank 1 starts it after
+ * them, while all these calls are in flight. Inputs that are equal on all ranks must be returned
+ * unchanged. */
 static void create_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
@@ -132,9 +133,9 @@ Test(requests, progress_is_calls_or_thread) {
 }
 
 /*
- * Waits that would never end by themselves, because a rank leaves, never calls, or makes another
- * call. Every waiting rank gets an error that names this rank, in every schedule, and whichever
- * thread makes progress.
+ * Tests waits that would never end by themselves, because a rank leaves, never calls, or makes
+ * another call. Every waiting rank must get an error that names this rank, in every schedule, and
+ * whichever thread makes progress.
  */
 
 static pthread_barrier_t barrier;
@@ -253,7 +254,8 @@ Test(waits, a_notice) {
 
 static void describe_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
 
-/* Simulates a wait with given times. Returns the number of lines that the wait prints. */
+/* Simulates a wait and looks at it after given times. Returns the number of lines that the wait
+ * prints. */
 static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   static const double waited[] = {999, 1000, 1001, 5999, 6000, 29999, 30000, 90000};
   struct ob_watch watch = {0};
@@ -320,7 +322,7 @@ Test(waits, the_timeout_is_read) {
 Test(waits, absence_counts_as_a_second) {
   struct ob_watch watch = {0};
   cr_assert(ob_watch_count(&watch));
-  watch.seen /= 2; /* the time since the machine started, which is not zero */
+  watch.seen /= 2; /* moves the last look, counted from the machine's start, far into the past */
   cr_assert(ob_watch_count(&watch));
   cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
 }
@@ -339,8 +341,8 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
   }
 }
 
-/* The rank that waits for the lost one is at an earlier step than the ranks that wait for it, so it
- * must time out first. */
+/* A rank that waits for a lost rank is at an earlier step than the ranks that wait for this rank.
+ * It must therefore time out first. */
 Test(waits, the_grace_grows_with_the_step) {
   onebit_comm_t comm = self_comm();
   onebit_plan_t plan = NULL;
@@ -393,7 +395,7 @@ Test(waits, survivors_go_on) {
     on_hosts(4, 2, go_on_without_lost_rank, &lost);
 }
 
-/* One rank is alive but does not call in time. */
+/* One rank is alive but calls onebit_comm_shrink too late. */
 static void shrink_with_late_rank(onebit_comm_t comm, void *context) {
   onebit_comm_t survivors = NULL;
   if (onebit_comm_rank(comm) == 2)
@@ -401,7 +403,7 @@ static void shrink_with_late_rank(onebit_comm_t comm, void *context) {
   onebit_status_t status = onebit_comm_shrink(comm, &survivors);
   if (onebit_comm_rank(comm) == 2) {
     CHECK(status == ONEBIT_ERROR_TRANSPORT && !survivors, "%s", onebit_status_string(status));
-    CHECK_WORDS("have continued without it");
+    CHECK_WORDS("have already continued without it");
   } else {
     CHECK(status == ONEBIT_OK && onebit_comm_size(survivors) == 2, "%s",
           onebit_status_string(status));

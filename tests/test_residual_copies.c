@@ -1,8 +1,8 @@
 /*
- * Plans and optimizers with only one copy of the residuals. Calls that succeed give the bits of the
- * oracle, or of an optimizer with two copies. After a call that is skipped or fails, the residuals
- * equal the former ones up to two roundings. If the input was not finite, they equal them to the
- * bit.
+ * Tests plans and optimizers with only one copy of the residuals. Calls that succeed must give the
+ * bits of the oracle, or of an optimizer with two copies. After a call that is skipped or fails,
+ * residuals must equal the former ones up to two roundings, and to the bit where the input was not
+ * finite.
  */
 #include <float.h>
 
@@ -28,8 +28,8 @@ static void check_undone(const struct kept_errors *before, const struct kept_err
   }
 }
 
-/* Checks a residual to a few units of its largest value, because only the size of the value that
- * was added is known. */
+/* Checks that a residual was restored up to a few roundings of its largest value. The values that
+ * were added to it are unknown, except for their size. */
 static void check_close(const char *name, const float *before, const float *after, size_t count) {
   float largest = 1;
   for (size_t i = 0; i < count; i++)

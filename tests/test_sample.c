@@ -1,4 +1,5 @@
-/* Tests that samples of long tables have the promised pairs and sizes, for any seed. */
+/* Tests that samples of long tables of test cases have the promised pairs of values and sizes, for
+ * any seed. */
 #include "tests/support.h"
 #include "tests/support_sample.h"
 
@@ -47,7 +48,7 @@ Test(sample, a_fifth_meets_every_pair) {
     cr_expect_eq(count_pairs(&sample), PAIRS, "seed %zu: %zu pairs of %d", seed,
                  count_pairs(&sample), PAIRS);
     free(sample.rows);
-    sample = sample_product("sample", 100, sizes, LISTS); /* the sample is larger than that share */
+    sample = sample_product("sample", 100, sizes, LISTS); /* the sample exceeds that share */
     cr_expect(sample.count >= 35 && sample.count < 70, "%zu rows", sample.count);
     cr_expect_eq(count_pairs(&sample), PAIRS);
     free(sample.rows);

@@ -6,7 +6,7 @@
 
 enum { COUNT = 1003, CALLS = 200 };
 
-/* Delays every rank in some of its calls. The calls differ by rank. */
+/* Delays a rank in some of its calls, which differ by rank. */
 static void delay_rank(int rank, int step) {
   for (int turn = (rank * 7 + step) % 11 == 0 ? 300 : 0; turn > 0; turn--)
     sched_yield();
@@ -102,8 +102,8 @@ static void check_places(const onebit_plan_info_t *info, int rank) {
           info->server_residual_start);
 }
 
-/* The last line tells which schedule was chosen, even for choices that the cost model does not
- * cover. */
+/* The explanation's last line must tell which schedule was chosen, even for choices that the cost
+ * model does not cover. */
 static void check_explanation_of(onebit_plan_t plan, onebit_schedule_t schedule) {
   static const char *const names[] = {"", "exchange", "allgather", "hierarchical"};
   const char *words = onebit_plan_explain(plan);

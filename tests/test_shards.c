@@ -1,6 +1,7 @@
 /*
- * 1-bit Adam whose state is sharded, in addition to test_optimizers.c. Its warm-up equals that of
- * an optimizer that is not sharded, and steps are bounded. test_training.c tests that it converges.
+ * Tests 1-bit Adam whose state is sharded, in addition to test_optimizers.c. Its warm-up must equal
+ * that of an optimizer without shards, and its steps must be bounded. test_training.c tests that it
+ * converges.
  */
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
@@ -21,7 +22,7 @@ struct ratios {
   double of_step[PAIR_STEPS];
 };
 
-/* Finds the ratios that decide the freeze. */
+/* Records the variance ratio of each step, which decides the freeze. */
 static void find_ratios(onebit_comm_t comm, void *context) {
   struct ratios *ratios = context;
   float parameters[PAIR_COUNT] = {0}, gradients[PAIR_COUNT];
@@ -32,8 +33,8 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   options.beta2 = 0.875;
   options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   options.shards = ratios->shards;
-  options.common.block_size = 32; /* each block has a sum of 24 bits, and all together need more
-                                   * bits */
+  options.common.block_size = 32; /* a block's sum fits into 24 bits, but the sum of all blocks does
+                                   * not */
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < PAIR_STEPS; step++) {
@@ -46,8 +47,8 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* The sums of the shares are sent as floats and lose nothing. Except for the order of double
- * additions they equal the sums of an optimizer without shards. */
+/* The ranks send the sums of their shares of the variance as floats, without loss. Except for the
+ * order of double additions, the totals must equal those of an optimizer without shards. */
 Test(shards, sums_of_the_variance_are_doubles) {
   struct ratios whole = {0}, shared = {0};
   on_ranks(2, find_ratios, &whole);
@@ -126,8 +127,8 @@ Test(shards, steps_are_bounded) {
 }
 
 /*
- * Sharded 1-bit Adam sends and allocates as much as its info and statistics say, and less than
- * without shards. test_optimizers.c tests that replicas are equal.
+ * Tests that sharded 1-bit Adam sends and allocates as much as its info and statistics say, and
+ * less than without shards. test_optimizers.c tests that replicas are equal.
  */
 
 static onebit_adam_options_t sharded_options(onebit_shards_t shards) {
@@ -208,8 +209,8 @@ Test(shards_costs, steps_send_what_is_said) {
   }
 }
 
-/* Checks the bytes per parameter, apart from half a byte for messages and apart from the windows of
- * the dense plans. */
+/* Checks the memory in bytes per parameter, up to half a byte for messages, and without the windows
+ * of the dense plans. */
 static void check_memory(int size, onebit_shards_t shards, onebit_dtype_t dtype, double whole,
                          double shared) {
   const size_t count = 1 << 20;

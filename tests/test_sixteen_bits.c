@@ -1,6 +1,6 @@
 /*
- * Results in float16 and bfloat16. No codec, no collective and no optimizer's parameters may turn a
- * finite number into an infinite float16.
+ * Tests results in float16 and bfloat16. No codec, collective or optimizer may turn a finite number
+ * into an infinite float16.
  */
 #include <float.h>
 
@@ -59,7 +59,8 @@ static void check_store(const struct ob_codec *codec, size_t count, onebit_dtype
   }
 }
 
-/* Adds two streams. The scale of each is less than the largest number, but their sum is larger. */
+/* Adds two streams of signs. The scale of each is less than the largest float16, but their sum may
+ * be larger. */
 static void check_sum(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static const float pairs[][2] = {
       {32752.0f, 32752.0f}, {32760.0f, 32759.0f}, {32760.0f, 32760.0f}, {40000.0f, 60000.0f}};
@@ -176,7 +177,7 @@ struct grown {
 static void create_growing_optimizer(struct grown *grown, onebit_comm_t comm) {
   onebit_tensor_t tensor = {grown->parameter, grown->gradient, PARAMETERS, 0, 0, 0};
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  options.warmup_steps = 1000; /* all steps */
+  options.warmup_steps = 1000; /* all steps are warm-up */
   options.common.parameter_dtype = ONEBIT_FLOAT16;
   for (size_t i = 0; i < PARAMETERS; i++)
     oracle_store(grown->parameter, i, ONEBIT_FLOAT16, i % 2 ? 65000.0f : -65000.0f);

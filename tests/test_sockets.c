@@ -1,7 +1,7 @@
 /*
- * Communicators over the library's own connections. Everything that holds over loopback holds here
- * to the bit. If a rank is lost or never comes, or if a stranger connects to the port, every rank
- * gets a status and an error message, and none hangs.
+ * Tests communicators over the library's own connections. Results have the same bits as those of
+ * loopback communicators. If a rank is lost or never comes, or if another program connects to the
+ * port, every rank must get a status and an error message, and none may hang.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -147,7 +147,7 @@ Test(sockets, the_port_is_taken) {
       .size = sizeof options, .ranks = 2, .rendezvous = where, .timeout = 1};
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("cannot listen at 127.0.0.1:");
-  CHECK_WORDS("Address already in use: another program, or job, has this port");
+  CHECK_WORDS("Address already in use: another program or job uses this port");
   options.rank = 1; /* the program that listens at the port does not answer */
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("waited 1 s for rank 0's list of all ranks");
@@ -193,7 +193,8 @@ Test(sockets, ranks_that_do_not_belong_together) {
   sockets_attempt(2, 1, 2, join_with_other_secret, NULL);
 }
 
-/* Rank 1 starts late. Before it starts, strangers send other data, or nothing, to rank 0's port. */
+/* Rank 1 starts late. Before it starts, other programs connect to rank 0's port and send wrong
+ * data, or nothing. */
 static void join_among_strangers(onebit_sockets_options_t *options, void *context) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   unsigned char bytes[300];

@@ -1,7 +1,8 @@
 /*
- * Ranks over sockets find each other in spite of disturbances: another job at the same port, a
- * stranger, a rank that was killed and started again, or a child process that keeps a dead rank's
- * files. Either the result is correct, or all ranks that have connected get an error.
+ * Tests that ranks over sockets find each other in spite of disturbances: another job at the same
+ * port, another program, a rank that was killed and started again, or a child process that keeps a
+ * dead rank's files open. Either the result is correct, or all ranks that have connected get an
+ * error.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -31,7 +32,7 @@ struct rank {
   int rank, size;
   const char *secret;
   double timeout;
-  int again; /* communicators to create after the first one, while that one exists */
+  int again; /* communicators to create after the first one, which still exists */
   pthread_t thread;
   onebit_status_t status;
   float mean;
@@ -117,7 +118,8 @@ static void forget_names(void) {
 
 /* --- Two jobs at one port ----------------------------------------------------------------------*/
 
-/* If jobs have no names, the ranks 0 and 1 that connect first could belong to either job. */
+/* If jobs have no names, the ranks 0 and 1 that connect first could belong to either job. All ranks
+ * must get an error. */
 Test(sockets_join, two_jobs_without_names) {
   struct rank ranks[4] = {{.rank = 0, .size = 2},
                           {.rank = 1, .size = 2},
@@ -129,7 +131,7 @@ Test(sockets_join, two_jobs_without_names) {
     start_rank(&ranks[k]);
   join_all(ranks, 3);
   for (int k = 0; k < 3; k++)
-    expect_error(&ranks[k], "there is a rank 1 already, and a second one has come to 127.0.0.1:");
+    expect_error(&ranks[k], "two processes joined as rank 1 at 127.0.0.1:");
   start_rank(&ranks[3]);
   join_all(&ranks[3], 1);
   expect_error(&ranks[3], "for rank 1 to join");
@@ -145,8 +147,8 @@ Test(sockets_join, a_second_rank_0) {
   sleep(1); /* rank 1 must join within this second */
   start_rank(&ranks[2]);
   join_all(ranks, 3);
-  expect_error(&ranks[0], "there is a rank 0 already, and a second one has come");
-  expect_error(&ranks[1], "there is a rank 0 already, and a second one has come");
+  expect_error(&ranks[0], "two processes joined as rank 0 at");
+  expect_error(&ranks[1], "two processes joined as rank 0 at");
   expect_error(&ranks[2], "cannot listen at 127.0.0.1:");
 }
 
@@ -163,9 +165,9 @@ Test(sockets_join, two_jobs_with_names) {
   for (int k = 0; k < 4; k += 3)
     cr_expect(ranks[k].status == ONEBIT_OK && fabsf(ranks[k].mean - 1) < 0.1f, "rank %d: %s, %g",
               ranks[k].rank, ranks[k].message, (double)ranks[k].mean);
-  expect_error(&ranks[2], "Address already in use: another program, or job, has this port");
+  expect_error(&ranks[2], "Address already in use: another program or job uses this port");
   cr_expect_eq(ranks[1].status,
-               ONEBIT_ERROR_TRANSPORT); /* the job at the port has ended, or has not */
+               ONEBIT_ERROR_TRANSPORT); /* whether or not the job at the port has ended */
 }
 
 /* The next communicator of the same ranks can still be created at the same port. */
@@ -196,7 +198,8 @@ static void expect_job(const char *name, const char *value, bool exact) {
   cr_expect_neq(job_of(NULL).hash[0], job.hash[0], "%s", name);
 }
 
-/* Each variable with a job's name has priority over the variables set before it. */
+/* Each environment variable that names a job has priority over those that this test sets before
+ * it. */
 Test(sockets_join, names_of_a_job) {
   forget_names();
   cr_expect_str_eq(job_of(NULL).named, "");
@@ -219,9 +222,9 @@ Test(sockets_join, names_of_a_job) {
   cr_expect_neq(job_of("of this job").hash[1], job_of("of that job").hash[1]);
 }
 
-/* --- Strangers, and ranks that end -------------------------------------------------------------*/
+/* --- Other programs, and ranks that end --------------------------------------------------------*/
 
-/* The stranger sends rank 1's greeting and nothing more. Rank 1 must still be able to join. */
+/* Another program sends rank 1's greeting and nothing more. Rank 1 must still be able to join. */
 Test(sockets_join, a_stranger_takes_no_place) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -249,7 +252,7 @@ Test(sockets_join, a_stranger_takes_no_place) {
 
 /* Starts a rank in a process of its own, which exits with status 0 if it is too late. */
 static pid_t fork_rank(struct rank *rank) {
-  static const char late[] = "all 2 ranks of the job at this port are connected already";
+  static const char late[] = "all 2 ranks of the job at this port are already connected";
   pid_t process = fork();
   if (process == 0) {
     run_rank(rank, 0);
@@ -258,7 +261,8 @@ static pid_t fork_rank(struct rank *rank) {
   return process;
 }
 
-/* When all ranks have joined, rank 0 keeps the port of a job without a name. */
+/* If a job has no name, rank 0 keeps its port after all ranks have joined, so that a rank that
+ * comes later gets an error. */
 Test(sockets_join, one_that_comes_later) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct rank other = {.rank = 1, .size = 2};
@@ -393,8 +397,8 @@ Test(sockets_join, the_soft_limit_is_raised) {
 /*
  * Makes every system call of connecting fail once, on each of three ranks, first as if this process
  * or host lacked a resource, then as if the other side had gone. Each time all ranks must end in
- * time. They succeed, or get an error: it names the call on the rank where the call failed, and
- * that rank on the others.
+ * time. They all succeed or all get an error, which names the call on the rank where it failed, and
+ * names this rank on the others.
  */
 
 enum { RANKS = 3, MAX_SECONDS = 10 };
@@ -426,7 +430,8 @@ static struct {
   const struct fault *struck;
 } now;
 
-/* Counts the calls of one thread, the victim's. */
+/* Counts the system calls of the victim's thread. Returns the error of the chosen one, and 0 for
+ * others. */
 static int fail_chosen_call(const char *call) {
   if (!victim || ++now.calls != now.at)
     return 0;
@@ -454,8 +459,8 @@ static void connect_rank(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
-/* The victim names the missing resource as the system does. The others name the victim, or a rank
- * that was notified before them and has closed its connections. */
+/* The victim's message must have the system's text for the error. The messages of the others must
+ * name the victim, or a rank that was notified before them and has closed its connections. */
 static void check_outcome(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];

@@ -1,5 +1,5 @@
-/* Sparse messages. They equal the formulas in every bit on every build. Tests the messages that the
- * check refuses, and that error feedback sends later what was not sent. */
+/* Tests sparse messages. They must equal the formulas in every bit on every build. Also tests which
+ * messages are refused, and that error feedback sends later what was not sent. */
 #include "base/hash.h"
 #include "compression/sparse.h"
 #include "tests/support.h"
@@ -131,8 +131,8 @@ Test(sparse, is_what_the_format_says) {
   }
 }
 
-/* Chunks have only zeros, one magnitude, or few magnitudes. Of equal magnitudes the first ones are
- * sent. */
+/* Chunks have only zeros, one magnitude, or few magnitudes. Of elements with equal magnitudes, the
+ * first ones must be sent. */
 Test(sparse, ties_go_to_the_first) {
   for (int magnitudes = 0; magnitudes < 4; magnitudes++) {
     struct sent sent = sent_create(2 * 4096 + 100, 0);
@@ -238,8 +238,8 @@ Test(sparse, refuses_what_is_not_a_message) {
   sent_destroy(&sent);
 }
 
-/* Flips every bit, and afterwards sends random words. A message that is not refused must be decoded
- * within its elements. */
+/* Flips every bit, and afterwards sends random words. Decoding a message that is not refused must
+ * not write outside its elements. */
 Test(sparse, decodes_within_its_elements) {
   static const size_t lengths[] = {1, 63, 100, 4095, 4096};
   for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {

@@ -1,6 +1,6 @@
 /*
- * Statistics of optimizers. Norms and residuals of every tensor are the oracle's. The totals are
- * those of all tensors, and of the bytes that were sent.
+ * Tests statistics of optimizers. Norms and residuals of every tensor must be the oracle's. Totals
+ * must be the sums over all tensors, and the bytes must be those that were sent.
  */
 #include "tests/support_adam.h"
 #include "tests/support_collectives.h"
@@ -9,8 +9,7 @@
 /* --- Statistics of each tensor, compared with the oracle's 1-bit Adam */
 
 /* Adds the residual and the result of `count` elements, starting with element `first` of an
- * exchange, as far as this rank has them. `momentum` is the momentum of all elements of the
- * exchange. */
+ * exchange, as far as this rank has them. `momentum` is the momentum of these elements. */
 static void add_residual_squares(const struct oracle *oracle, int rank, const float *momentum,
                                  size_t first, size_t count, double *error, double *signal) {
   size_t kept = oracle_worker_first(oracle, rank), end = first + count, from = first;
@@ -23,7 +22,7 @@ static void add_residual_squares(const struct oracle *oracle, int rank, const fl
   *signal = square_sum(momentum + (from - first), end - from);
 }
 
-/* The tensor begins at element `place` of the exchange. */
+/* Checks the statistics of a tensor, which begins at element `place` of the exchange. */
 static void check_tensor(const struct oracle_adam *adam, const struct oracle *oracle, size_t place,
                          onebit_optimizer_t optimizer, size_t tensor, int rank) {
   size_t first = adam->first[tensor], count = adam->count[tensor];
@@ -62,7 +61,7 @@ static void step_oracle(struct oracle_adam *adam, int size, int step) {
   free_inputs(gradients, size);
 }
 
-/* Each rank has an oracle of its own, which computes all ranks. */
+/* Compares a rank's statistics with the rank's own oracle, which simulates all ranks. */
 static void compare_with_oracle(onebit_comm_t comm, void *context) {
   enum { STEPS = 8 };
   const struct adam_case *what = context;
@@ -220,7 +219,7 @@ static void check_accounts_on_rank(onebit_comm_t comm, void *context) {
       check_totals(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
       check_lamb(subject, optimizer);
       fill_input(gradients, ONEBIT_FLOAT32, SUBJECT_TOTAL, onebit_comm_rank(comm), step);
-      if (step == 5) /* this step is skipped and sends as much */
+      if (step == 5) /* this step is skipped, but must send as much */
         gradients[77] = NAN;
       check_step_bytes(optimizer, comm, step == 5);
     }

@@ -6,13 +6,13 @@
 #include "tests/support_optimizers.h"
 
 /*
- * Steps in buckets and in parts, in addition to test_optimizers.c. A bucket is sent when it is
- * ready. If a step has several outcomes, one of them counts, on all ranks alike.
+ * Tests steps in buckets and in parts, in addition to test_optimizers.c. A bucket is sent when it
+ * is ready. If buckets end with different statuses, the step must return the same one on all ranks.
  */
 
 /* A bucket is sent when its last gradient is ready, and the last bucket when the step is made. */
 static void check_departures(onebit_comm_t comm, void *context) {
-  enum { EACH = 500, TENSORS = 6 }; /* two tensors a bucket */
+  enum { EACH = 500, TENSORS = 6 }; /* two tensors per bucket */
   static const bool leaves[TENSORS] = {false, true, false, true, false, false};
   float parameters[TENSORS * EACH] = {0}, gradients[TENSORS * EACH];
   onebit_tensor_t tensors[TENSORS];
@@ -44,8 +44,8 @@ Test(buckets, leave_when_they_are_ready) {
     on_ranks(size, check_departures, NULL);
 }
 
-/* An error in any bucket, or step, has priority over skips. Of several errors the first counts, on
- * all ranks alike. */
+/* An error in any bucket, or in the step itself, has priority over skips. Of several errors, all
+ * ranks must return the first. */
 Test(buckets, an_error_counts_more_than_a_skip) {
   static const onebit_status_t came[][2] = {
       {ONEBIT_SKIPPED, ONEBIT_ERROR_TRANSPORT},
@@ -68,8 +68,8 @@ Test(buckets, an_error_counts_more_than_a_skip) {
   onebit_comm_destroy(comm);
 }
 
-/* Ranks whose parameters differ get an error that names the tensor. Ranks with equal parameters
- * continue. */
+/* Tests that ranks whose parameters differ get an error that names the tensor. Ranks with equal
+ * parameters continue. */
 
 enum { TENSORS = 40, LARGE = 70001, ODD = 33 };
 
@@ -150,7 +150,7 @@ static void compare_at_interval(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 0), ONEBIT_OK);
   for (int step = 0; step < 4; step++)
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
-  /* in parts, while the other ranks make the step in one call */
+  /* rank 1 makes the step in parts, the other ranks make it in one call */
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 1), ONEBIT_OK);
   if (onebit_comm_rank(comm) == 1) {
     CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.1f), ONEBIT_OK);
@@ -162,7 +162,8 @@ static void compare_at_interval(onebit_comm_t comm, void *context) {
 
 Test(compare, at_an_interval) { on_ranks(2, compare_at_interval, NULL); }
 
-/* A parameter without gradients must not move, and must not jump when its first gradient comes. */
+/* Tests that a parameter without gradients does not move, and does not jump when its first gradient
+ * comes. */
 
 enum { LATE = 4096 };
 
@@ -210,7 +211,8 @@ Test(still, elements_without_variance_stay_and_begin_without_a_jump) {
 
 enum { STILL = 2048 * 3 };
 
-/* The first blocks have gradients and the last block has none. In some steps no block has any. */
+/* The first blocks have gradients and the last block has none. In some steps no block has a
+ * gradient. */
 static void check_blocks_stay(onebit_comm_t comm, void *context) {
   static const size_t block_sizes[] = {0, 64};
   (void)context;

@@ -1,7 +1,7 @@
 /*
- * A rank is lost, at the beginning of a step or in the middle of one. Another rank may be lost
+ * Tests the loss of a rank, at the beginning or in the middle of a step. Another rank may be lost
  * while the others are about to continue. The survivors continue with onebit_optimizer_shrink.
- * Their replicas are equal to the bit, whatever each of them was doing when the rank was lost.
+ * Their replicas must be equal to the bit, whatever each of them was doing when the rank was lost.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,7 +22,7 @@ struct loss {
    * the number of survivors that have continued. */
   unsigned char *parameters[MAX_RANKS][MAX_STEPS + 1];
   atomic_int went_on;
-  pthread_barrier_t created; /* for all ranks: an abort would end another rank's creation */
+  pthread_barrier_t created; /* of all ranks, because an abort would end another rank's creation */
 };
 
 static float step_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
@@ -150,10 +150,9 @@ Test(survive, in_a_step) { check_moment(IN_A_STEP); }
 Test(survive, and_another_one) { check_moment(AND_ANOTHER_ONE); }
 
 /*
- * The loss of the training is hardly affected when one of eight ranks is lost: at the end it is
- * within 0.5 % of the loss of a run that lost no rank. The survivors share the samples of the lost
- * rank, so the mean of all gradients is the same. Only the state that the lost rank alone had is
- * missing.
+ * Tests that losing one of eight ranks hardly affects a training: the final loss is within 0.5 % of
+ * that of a run that lost no rank. The survivors share the samples of the lost rank, so the mean of
+ * all gradients is the same. Only the state that the lost rank alone had is missing.
  */
 
 /* For sample s, the target of unknown i is target(s, i). Noise is added to it, which differs in
@@ -298,8 +297,8 @@ static void compare_losses(const char *name, double loss, double whole, int lost
                lost_at, joined_at, 100 * change);
 }
 
-/* Checks the final loss if a rank is lost in the warm-up, if there is one, in the first compressed
- * step, and later. */
+/* Checks the final loss of runs that lose a rank in the warm-up (if there is one), in the first
+ * compressed step, or later. */
 static void check_losses(const char *name, const struct row *row) {
   static const int lost_at[] = {15, FREEZE + 1, 150};
   double whole = loss_after(row, STEPS, 0, STEPS);

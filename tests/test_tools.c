@@ -68,7 +68,7 @@ Test(info, refuses_a_wrong_value_in_place) {
   setenv("ONEBIT_CODEC", "abacus", 1);
   const char *said = program(1, "onebit-info");
   expect_output(said, "ONEBIT_CODEC    abacus   environment");
-  expect_output(said, "wrong: ONEBIT_CODEC=abacus: codec abacus: unknown");
+  expect_output(said, "wrong: ONEBIT_CODEC=abacus: codec abacus is unknown");
   expect_output(said, "ONEBIT_THREADS  1        default");
   cr_expect(!strstr(said, "chosen\n"), "%s", said);
   unsetenv("ONEBIT_CODEC");
@@ -131,7 +131,7 @@ static void start_and_call_late(onebit_sockets_options_t *options, void *context
   CHECK_STATUS(onebit_allreduce(&value, &value, plan), ONEBIT_OK);
   pthread_barrier_wait(&barrier);
   if (options->rank == 1)
-    CHECK(await_text("rank 1 of 2 over sockets: has not waited for a rank in the last "),
+    CHECK(await_text("rank 1 of 2 over sockets: it has not waited for a rank in the last "),
           "it waits");
   pthread_barrier_wait(&barrier);
   onebit_plan_destroy(plan);
@@ -167,7 +167,7 @@ Test(presence, a_dead_process_is_not_listed) {
   cr_expect(access(path, F_OK) != 0);
 }
 
-/* The network of onebit-relay, with a clock that the tests advance: rates, delay, losses,
+/* Tests the network of onebit-relay, with a clock that the tests advance: rates, delay, losses and
  * queues. */
 
 /* With its header a packet has 1000 bytes, which a link of 1 MB/s sends in 1 ms. */

@@ -1,7 +1,7 @@
 /*
- * The common part of the trainings of examples/, on small drawn digits and four ranks. Each
- * optimizer learns, and does not learn without error feedback. A training that is saved and resumed
- * ends with the same bits. Options that must not matter change nothing.
+ * Tests the common part of the training programs in examples/, on small drawn digits and four
+ * ranks. Each optimizer must learn, but not without error feedback. A training that is saved and
+ * resumed must end with the same bits. Options that must not affect the result must change no bit.
  */
 #include <stdarg.h>
 
@@ -65,8 +65,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* Trains for 600 steps, of which none, a fifth or half are dense. Guessing has a loss of ln 10 =
- * 2.3. Without error feedback most methods stay near that loss, or return to it. */
+/* Trains for 600 steps, of which none, a fifth or half are dense. Random guesses have a loss of ln
+ * 10 = 2.3. Without error feedback most methods stay near that loss, or return to it. */
 static void check_learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
   const training_t control =
@@ -97,7 +97,7 @@ Test(training, zero_one_adam_learns) {
 Test(training, momentum_learns) { check_learns("--optimizer momentum --learning-rate 0.02"); }
 
 /* Makes 60 exchanges, of all elements at once or of a part at a time, applied at once or later.
- * Guessing has a loss of 2.3. */
+ * Random guesses have a loss of 2.3. */
 Test(training, outer_steps_learn) {
   const char *const cases[] = {
       "", "--outer-fragments 3 --outer-delay 5", "--outer-rule momentum --optimizer momentum",
@@ -109,8 +109,9 @@ Test(training, outer_steps_learn) {
   }
 }
 
-/* Uses modelled links. Without a link a dense exchange is chosen if it takes less than a twentieth
- * of a gradient's time. With 5 s per gradient this holds even on a busy machine. */
+/* Tests --method auto with modelled links. Without a modelled link, dense exchanges are chosen if
+ * one takes less than a twentieth of a gradient's time. With 5 s per gradient this holds even on a
+ * busy machine. */
 Test(training, method_is_chosen) {
   static const struct {
     const char *link;
@@ -125,7 +126,7 @@ Test(training, method_is_chosen) {
   }
 }
 
-/* Sites that are in time train like ranks. */
+/* Sites that are all in time must learn as single ranks do. */
 Test(training, sites_learn_as_ranks_do) {
   const char run[] = "--batch 8 --steps 45 --outer 10 --outer-bits 32";
   const training_t ranks = train_on(RANKS, "%s", run);
@@ -144,7 +145,8 @@ Test(training, dense_outer_steps_of_one_step_are_data_parallel) {
   cr_expect_gt(fabs(alone.quality.loss - dense.quality.loss), 1e-3, "local steps have no effect");
 }
 
-/* 16-bit numbers train as well as float32. float16 needs a loss scale for small gradients. */
+/* Training in 16-bit numbers must succeed as in float32. float16 needs a loss scale for small
+ * gradients. */
 static void check_learns_in_sixteen_bits(const char *method) {
   const char *const cases[] = {
       "--parameters bfloat16 --gradients bfloat16",
@@ -182,9 +184,10 @@ static void expect_different_end(const training_t *a, const training_t *b, const
   cr_expect_neq(a->checksum, b->checksum, "%s: the same parameters", what);
 }
 
-/* Makes 30 steps. 10 of them are dense, or for 0/1 Adam 15 have a variance that is not frozen, or
- * for Efficient-Adam none is dense. The training is saved in the first stage, at the end of this
- * stage, and in the second stage, for 0/1 Adam also between two synchronisation steps. */
+/* Makes 30 steps. The first stage has 10 dense steps, or, with 0/1 Adam, the 15 steps before the
+ * variance is frozen. Efficient-Adam has no dense step. The training is saved in the first stage,
+ * at the end of this stage, and in the second stage, with 0/1 Adam also between two synchronisation
+ * steps. */
 static void check_resumes(const char *arguments) {
   char directory[PATH_ROOM];
   const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";
@@ -327,8 +330,8 @@ Test(training, micro_batches_add_up) {
   cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
 }
 
-/* Compares one step, made from the same parameters on samples of rank 0 alone, with no step at
- * all. */
+/* Tests that --hard same gives all ranks rank 0's samples, and that --zero-steps and --hard idle
+ * leave parameters unchanged if no rank has a gradient. */
 Test(training, hard_cases_are_what_they_say) {
   const char *run = "--dense --batch 4 --weight-decay 0";
   const training_t one = train_on(1, "%s --steps 1", run);

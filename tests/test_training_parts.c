@@ -167,7 +167,7 @@ Test(training_parts, programs_say_what_came_of_it) {
 }
 
 /*
- * The data of examples/train_images: files in MNIST's format, and drawn digits.
+ * Tests the data of examples/train_images: files in MNIST's format, and drawn digits.
  */
 
 /* --- Files -------------------------------------------------------------------------------------*/
@@ -344,8 +344,8 @@ Test(images, splitting_keeps_every_image_with_its_label) {
 }
 
 /*
- * The words of examples/train_words: the words of a text become numbers, ordered by how often each
- * word occurs.
+ * Tests the words of examples/train_words, which numbers the words of a text by how often each
+ * occurs.
  */
 
 /* Splits a text in which each byte is a token. */

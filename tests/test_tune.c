@@ -66,8 +66,8 @@ Test(tune, overlap_never_costs_and_never_hides_all) {
   }
 }
 
-/* Tests the cores of a host, cores that all hosts share, and the factor by which sharing slows down
- * a rank's computation. */
+/* Tests the factor by which a rank's computation slows down if ranks share the cores of a host, or
+ * all hosts share the cores of one machine. */
 Test(tune, shared_cores_multiply_the_computation) {
   static const struct {
     double cores_per_host, cores_shared, sharing;
@@ -146,7 +146,7 @@ Test(tune, a_short_run_is_the_warm_up) {
                      (one + eight) / 2, 1);
 }
 
-/* Counts the steps of 0/1 Adam one by one, and compares with the policy of the model. */
+/* Counts the steps of 0/1 Adam one by one, and compares their shares with those of the model. */
 Test(tune, policy_is_the_optimizers) {
   for (double steps = 1; steps < 1e6; steps *= 3) {
     const onebit_zero_one_adam_options_t options = {.variance_freeze_step = TUNE_FREEZE_STEP};
@@ -190,8 +190,8 @@ static struct ob_costs slow_costs(double bits_a_second) {
   return costs;
 }
 
-/* The bytes of a compressed exchange are 2(K-1)/K of the elements' bits and the scales. They are
- * 1/(30 H) of the bytes of dense fp32. */
+/* A compressed exchange between K hosts sends 2(K-1)/K times the elements' bits and the scales. In
+ * one bit, after every H local steps, a run sends about 1/(30 H) of the bytes of dense fp32. */
 Test(tune, a_run_sends_what_its_rounds_send) {
   struct ob_costs costs = slow_costs(1e8);
   const double rounds = ceil(slow_training.steps / 30), exchanged = 1.5 * slow_training.parameters;
@@ -248,8 +248,8 @@ Test(tune, delay_hides_the_exchange) {
   cr_expect(!tune_way_error(&way));
 }
 
-/* With ever slower links, the chosen way stays close to the time without a network or to the
- * fastest way, and changes the training more and more. */
+/* With slower and slower links, the chosen settings change the training more and more. Their time
+ * must stay close to the time without a network, or to that of the fastest settings. */
 Test(tune, chooses_the_mildest_way_that_is_fast) {
   const struct tune_wanted wanted = {.bits = -1, .delay = -1};
   struct tune_way ways[TUNE_WAYS];
@@ -348,8 +348,9 @@ static struct tune_card card_with_link(double link) {
   return card;
 }
 
-/* Only memory bandwidth counts. 1-bit Adam's step on 8 ranks moves 12.26 + 12.13 bytes per
- * parameter and an eighth of reduce's 9.15. A fused dense step moves 28 (docs/cuda.md). */
+/* Without launch costs only memory bandwidth counts. 1-bit Adam's step on 8 ranks moves 12.26 +
+ * 12.13 bytes per parameter and an eighth of the reduce kernel's 9.15. A fused dense step moves 28
+ * bytes per parameter (docs/cuda.md). */
 Test(tune, kernels_take_what_their_bytes_take) {
   struct tune_card card = card_with_link(0);
   const struct tune_training host = {.parameters = 1e9, .hosts = 1, .ranks_per_host = 8};
@@ -392,9 +393,9 @@ Test(tune, a_slow_link_takes_what_its_bytes_take) {
   cr_expect_lt(tune_card_update(&card, &hosts, TUNE_ZERO_ONE).host_bytes, wanted[3]);
 }
 
-/* A billion parameters on 4 hosts of 8 GPUs. The copies and the processors' work concern all
- * parameters on each GPU, or an eighth of them. The bits that a host sends are the same in both
- * cases. */
+/* A billion parameters on 4 hosts of 8 GPUs. The copies and the processors' work cover, for each
+ * GPU, all parameters (TUNE_STAGED) or an eighth of them (TUNE_STAGED_SHARES). The bits that a host
+ * sends are the same in both cases. */
 Test(tune, staged_gpus_take_what_copies_and_processors_take) {
   struct tune_card card = card_with_link(1.25e8);
   const struct tune_training hosts = {.parameters = 1e9, .hosts = 4, .ranks_per_host = 8};

@@ -44,16 +44,16 @@ Test(tune_program, predicts) {
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_output(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
-  expect_output(said, "each rank has one to itself");
+  expect_output(said, "each rank has a core of its own");
   expect_output(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
   said = program(0, PREDICT "--compute 1 --shared-cores 32");
-  expect_output(said, "32 that all hosts share, being one machine");
+  expect_output(said, "32 that all hosts share as one machine");
   expect_output(said, "take 4.00 times as long");
   expect_output(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }
 
-/* Without a link it prints all usual links, and with a link it prints all methods. Each option has
- * its effect. */
+/* Without a given link, --whole-run prints all usual links, and with a link it prints all methods.
+ * Each option must have its effect. */
 Test(tune_program, predicts_a_whole_run) {
   const char *said = program(0, PREDICT "--compute 0.5 --latency 40ms --whole-run");
   static const char *const links[] = {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s"};
@@ -102,8 +102,8 @@ Test(tune_program, predicts_for_gpus) {
   expect_output(said, "64 GB/s");
 }
 
-/* The hosts, ranks and link are those of the file, but a prediction still comes from the model
- * alone. */
+/* A prediction takes the hosts, ranks and link from the tuning file, but does not apply the file's
+ * measured corrections. */
 Test(tune_program, predicts_without_corrections) {
   char path[] = "/tmp/onebit-tune-XXXXXX", command[256], plain[4096];
   static const char *const hosts[] = {"node1"};
@@ -123,7 +123,8 @@ Test(tune_program, predicts_without_corrections) {
   remove(path);
 }
 
-/* A single host has measured nothing between hosts, whatever the fit has computed for it. */
+/* A tuning file of a single host has no measurements between hosts, so predictions must use default
+ * costs between hosts, whatever the fit has computed. */
 Test(tune_program, predicts_between_hosts_by_defaults_where_one_was_measured) {
   char path[] = "/tmp/onebit-tune-XXXXXX", plain[4096];
   static const char *const hosts[] = {"node1"};
@@ -134,7 +135,8 @@ Test(tune_program, predicts_between_hosts_by_defaults_where_one_was_measured) {
   costs.hosts = costs.ranks_per_host = 1;
   cr_assert(tune_write_file(path, &costs, &origin));
   snprintf(plain, sizeof plain, "%s", program(0, PREDICT "--compute 1 --tuning %s", path));
-  cr_expect(strstr(plain, "; between hosts, which it has not measured, the defaults"), "%s", plain);
+  cr_expect(strstr(plain, "; for links between hosts, which it has not measured, the defaults"),
+            "%s", plain);
   costs.mpi_efficiency = costs.exchange_efficiency = 0.2;
   costs.between.bandwidth /= 9;
   cr_assert(tune_write_file(path, &costs, &origin));
@@ -167,7 +169,7 @@ Test(tune_program, refuses_options_of_another_mode) {
       {"--device cuda", "--device: is for --predict, not for measuring"},
       {"--doctor --dry-run", "--dry-run: is for measuring, not for --doctor"},
       {"--json --doctor", "--json: is for --predict, not for --doctor"},
-      {"--doctor --predict", "--doctor: not with --predict"},
+      {"--doctor --predict", "--doctor cannot be combined with --predict"},
       {PREDICT_ONE "--dry-run", "--dry-run: is for measuring, not for --predict"},
       {PREDICT_ONE "--delay 3", "--delay: is for --whole-run, not for --predict"},
       {PREDICT_ONE "--nvlink-rate=1G", "--nvlink-rate: is for --device cuda, not for --predict"},

@@ -131,20 +131,21 @@ Test(tuning, names_the_damaged_line) {
       {"correction allgather bits 1024 0.750", "correction allgather bits 1024 1 1",
        "line 39 is not 'correction SCHEDULE WIRE BYTES FACTOR'"},
       {"correction allgather bits 1024", "correction ring bits 1024",
-       "line 39 corrects 'ring bits': no such pair of schedule and wire"},
+       "line 39 corrects 'ring bits', which is not a schedule with its wire"},
       {"correction allgather bits 1024", "correction hierarchical float32 1024",
-       "corrects 'hierarchical float32': no such pair of schedule and wire"},
+       "corrects 'hierarchical float32', which is not a schedule with its wire"},
       {"bits 1024 0.750", "bits 1024 0.04", "line 39 factor is 0.04, not 0.05 to 20"},
       {"bits 1024 0.750", "bits 1024 20.1", "line 39 factor is 20.1, not 0.05 to 20"},
       {"bits 1024 0.750", "bits 1024 nan", "line 39 factor is 'nan', not a number"},
       {"bits 1024 0.750", "bits 3 0.750", "line 39 size is 3, not 4 to 1e+15"},
       {"bits 1024 0.750", "bits 2048 0.750",
-       "line 40 is of 2048 bytes, no more than the one before"},
+       "line 40 is for 2048 bytes, which is not more than in the line before"},
       {"correction hierarchical", "correction allgather bits 1e9 1\ncorrection hierarchical",
-       "line 55 is beyond the 16 points that are read"},
+       "line 55 is one more than the 16 points that are read"},
       {"chunk 4194304 131072", "chunk 4194304", "is not 'chunk BYTES ELEMENTS'"},
       {"chunk 4194304 131072", "chunk 4194304 31", "chunk is 31, not 32 to"},
-      {"chunk 4194304", "chunk 16777216", "is of 16777216 bytes, no more than the one before"},
+      {"chunk 4194304", "chunk 16777216",
+       "is for 16777216 bytes, which is not more than in the line before"},
   };
   struct ob_costs costs;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -177,7 +178,7 @@ Test(tuning, needs_no_corrections) {
 Test(tuning, leaves_a_newer_version_alone) {
   struct ob_costs costs;
   cr_expect_eq(parse_damaged_file("onebit tuning 1", "onebit tuning 2", &costs), OB_TUNING_NEWER);
-  expect_defaults(&costs, "is of a newer version than 1");
+  expect_defaults(&costs, "has a format newer than version 1");
 }
 
 Test(tuning, does_not_take_another_machines) {
@@ -185,11 +186,11 @@ Test(tuning, does_not_take_another_machines) {
   char *text = make_good_file();
   struct ob_tuning_here other = {"node3", "avx2"};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
-  expect_defaults(&costs, "was measured on other hosts, without node3: run onebit-tune here");
+  expect_defaults(&costs, "was measured on other hosts, not on node3: run onebit-tune here");
   other = (struct ob_tuning_here){"4th#host", "scalar"};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
-  cr_expect(strstr(costs.source, "was measured with codec avx2, this host uses scalar"), "%s",
-            costs.source);
+  cr_expect(strstr(costs.source, "was measured with codec avx2, but this host uses codec scalar"),
+            "%s", costs.source);
   other = (struct ob_tuning_here){NULL, NULL};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_READ);
   free(text);
@@ -205,7 +206,7 @@ Test(tuning, bounds_what_it_reads) {
   memset(text, '\n', length);
   memcpy(text, "onebit tuning 1", 15);
   cr_expect_eq(parse_text(text, length, &here, &costs), OB_TUNING_DAMAGED);
-  expect_defaults(&costs, " lines that are read");
+  expect_defaults(&costs, " lines that a file may have");
   free(text);
 }
 

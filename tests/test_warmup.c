@@ -1,6 +1,7 @@
 /*
- * A compressed warm-up: its loss compared with that of a dense warm-up, replicas that are equal to
- * the bit, bytes, counts at edges, and checkpoints with another number of bits.
+ * Tests compressed warm-ups: their loss compared with that of a dense warm-up, replicas that are
+ * equal to the bit, bytes sent, element counts at edges, and checkpoints that are loaded with
+ * another number of bits.
  */
 #include "optimizers/optimizer.h"
 #include "tests/support_collectives.h"
@@ -108,8 +109,8 @@ static double excess_after_run(struct any_case made, int bits, size_t bucket_siz
   return excess;
 }
 
-/* Just before the freeze only the warm-up differs. With 4 bits, and without noise in the gradients,
- * the effect of the values that the residual holds back is visible. */
+/* Compares losses just before the freeze, where only the warm-up differs. With 4 bits, and without
+ * noise in the gradients, the effect of the values that the residual holds back is visible. */
 Test(warmup, comes_to_what_a_dense_one_does) {
   const double start = excess_after_run(methods[0], 0, 0, 0);
   for (size_t k = 0; k < METHODS; k++) {
@@ -147,7 +148,8 @@ static float warmup_residual(onebit_optimizer_t optimizer) {
   return largest;
 }
 
-/* The array is not used after the warm-up, the end of which frees it. */
+/* The residual of the warm-up's exchange is not used after the warm-up, whose last step must free
+ * it. */
 static void freeze_on_rank(onebit_comm_t comm, void *context) {
   const struct any_case *what = context;
   float parameters[100] = {0}, gradients[100];
@@ -251,7 +253,7 @@ static void make_twenty_steps(onebit_optimizer_t optimizer, const float *paramet
   }
 }
 
-/* A state that was saved with 4 bits continues in a dense warm-up, and a dense state with 4 bits,
+/* A state that was saved with 4 bits continues in a dense warm-up, and a dense state with 8 bits,
  * equally on every rank. */
 static void load_on_rank(onebit_comm_t comm, void *context) {
   static const int bits[] = {4, 0, 8};
@@ -282,8 +284,8 @@ Test(warmup, loads_with_other_bits) {
   directories_remove(&directories);
 }
 
-/* A state that was saved without a warm-up continues compressed, although the default has a
- * warm-up. */
+/* A state that was saved by a run without a warm-up must continue with compressed steps, although
+ * the optimizer that loads it has a warm-up by default. */
 static void load_compressed(onebit_comm_t comm, void *context) {
   float parameters[2][COUNT] = {{0}}, gradients[COUNT];
   const int rank = onebit_comm_rank(comm);
@@ -358,7 +360,7 @@ static void run_quiet(onebit_comm_t comm, void *context) {
   free(gradients);
 }
 
-/* Steps before the first gradient change nothing, and do not count. */
+/* Steps before the first gradient change nothing, and do not count as warm-up steps. */
 Test(warmup, begins_with_the_first_gradient) {
   for (int trust_ratio = 0; trust_ratio < 2; trust_ratio++) {
     struct quiet_run *at_once = allocate(1, sizeof *at_once), *later = allocate(1, sizeof *later);

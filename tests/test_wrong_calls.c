@@ -52,8 +52,8 @@ Test(wrong_calls, are_made_of_every_function) {
 
 /* ---- One rank of several ---- */
 
-/* Makes wrong calls that the scenarios of disagreement do not have: with a handle that is not
- * valid, or of another kind. The wrong call is refused on its own rank. The other ranks wait until
+/* Makes wrong calls that the `disagreement` tests do not make: with a handle that is not valid, or
+ * of another kind. Only the rank that makes such a call gets an error. The other ranks wait until
  * this rank makes the correct call. */
 static void make_one_wrong_call(onebit_comm_t comm, void *context) {
   float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
@@ -83,9 +83,9 @@ Test(wrong_calls, of_one_rank_are_told_to_the_others) {
 }
 
 /*
- * Wrong arguments that support_wrong_calls.c does not have, since it tests each argument of each
- * public function once: the environment, counts that exceed memory, and types of two bytes. These
- * tests use one rank. The scenarios of disagreement test the errors on other ranks.
+ * Tests wrong arguments that support_wrong_calls.c, which tests each argument of each public
+ * function once, does not have: the environment, counts that exceed memory, and types of two bytes.
+ * These tests use one rank. The `disagreement` tests check the errors on other ranks.
  */
 
 /* A handle that a failing creation must overwrite. It is never dereferenced. */
@@ -225,8 +225,8 @@ Test(arguments, tensors_of_two_bytes) {
   onebit_comm_destroy(comm);
 }
 
-/* One rank makes an error, or requests something else. All ranks must get an error. Ranks are
- * threads. */
+/* Tests that all ranks get an error if one rank makes an error, or requests something else than the
+ * others. Ranks are threads. */
 
 /* Runs the scenario in groups of `smallest` to 4 ranks. Every rank is the culprit once. */
 static void try_each_culprit(rank_body *scenario, struct culprit culprit, int smallest) {
@@ -236,7 +236,7 @@ static void try_each_culprit(rank_body *scenario, struct culprit culprit, int sm
         on_ranks(size, scenario, &culprit);
 }
 
-/* Does the same with the other schedules. */
+/* Runs the scenario with other schedules, on several hosts. Every rank is the culprit once. */
 static void try_each_culprit_on_hosts(rank_body *scenario, struct culprit culprit) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {2, 1}};
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++)

@@ -5,9 +5,9 @@
 #include "tests/support_zero_one.h"
 
 /*
- * 0/1 Adam equals the oracle in every bit of every rank's parameters after every step: in the
- * variance stage, at the freeze, in local steps and in synchronisation steps, for groups of 1 to 7
- * ranks.
+ * Tests that 0/1 Adam equals the oracle in every bit of every rank's parameters after every step:
+ * in the variance stage, at the freeze, in local steps and in synchronisation steps, for groups of
+ * 1 to 7 ranks.
  */
 
 static void check_case_of_zero_one(const struct zero_one_case *what) {
@@ -16,7 +16,7 @@ static void check_case_of_zero_one(const struct zero_one_case *what) {
   zero_one_release(&run);
 }
 
-/* A case is a choice for each of these. Any two choices occur together in some row. */
+/* A test case has a choice for each of these. Every pair of choices occurs in some case. */
 enum {
   TENSORS,
   GROUP,
@@ -40,7 +40,7 @@ enum {
 static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
                                                    &adam_tensors_many_words, &adam_tensors_tiny,
                                                    &adam_tensors_none};
-/* Numbers of ranks and hosts; with 0 hosts the schedule is that of one host. */
+/* Numbers of ranks and hosts. 0 hosts means that the schedule is that of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 2}, {6, 3}, {6, 2}, {3, 1}};
 /* The freeze comes after one step, after a compressed step, in the last step, or never in this
@@ -73,7 +73,8 @@ static const size_t lengths[CHOICES] = {[TENSORS] = LENGTH(lists),
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* Sets the number of messages, their contents and ranks. DeepSpeed's profile has its own values. */
+/* Sets the ranks, the number of messages and their contents. Profile deepspeed has its own
+ * values. */
 static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->adam.options.common;
   const int *group = groups[choice[GROUP]];
@@ -148,7 +149,7 @@ Test(zero_one, in_any_combination) {
 }
 
 /*
- * The schedule of 0/1 Adam's exchanges. The library computes it from the step's number. The result
+ * Tests the schedule of 0/1 Adam's exchanges, which the library computes from the step number. It
  * is compared with counters that advance step by step, with DeepSpeed's code, and with the volumes
  * that follow from the options.
  */
@@ -160,7 +161,7 @@ static struct ob_zero_one_schedule make_schedule(size_t freeze_step, size_t upda
       &(struct ob_zero_one_schedule){freeze_step, update_scaler, step_scaler, clipper, deepspeed});
 }
 
-/* Compares every step, and the sums over all steps so far. */
+/* Compares the kind of exchange of every step, and the count of each kind over all steps so far. */
 static void check_schedule_step_by_step(size_t freeze_step, size_t update_scaler,
                                         size_t step_scaler, size_t clipper, bool deepspeed,
                                         size_t steps) {
@@ -209,7 +210,8 @@ Test(zero_one_schedule, defaults) {
   check_schedule_step_by_step(0, 0, 0, 0, true, 200000);
 }
 
-/* The engine's flags in a run of DeepSpeed's code. F: gradients were averaged before the step. */
+/* Compares with flags of DeepSpeed's engine in a run of its own code. F means that gradients were
+ * averaged before the step. */
 Test(zero_one_schedule, is_deepspeeds) {
   struct ob_zero_one_schedule schedule = make_schedule(8, 2, 2, 4, true);
   const char wanted[] = "FFFLFLFLLLLLLLLLLLLL";
@@ -228,7 +230,7 @@ Test(zero_one_schedule, is_deepspeeds) {
 }
 
 /* BERT-Large as DeepSpeed's examples train it. DeepSpeed's first call makes no step, so there is
- * one step less than calls. */
+ * one step fewer than calls. */
 Test(zero_one_schedule, volumes_of_bert) {
   const struct {
     size_t freeze_step, calls;

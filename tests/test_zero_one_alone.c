@@ -1,7 +1,7 @@
 /*
- * 0/1 Adam between two synchronisations: ranks continue alone, each with parameters of its own.
- * Also the errors in such steps. test_zero_one.c checks that all ranks have the same parameters
- * after each synchronisation.
+ * Tests 0/1 Adam between two synchronisations, where ranks continue alone, each with parameters of
+ * its own. Also tests errors in such steps. test_zero_one.c checks that all ranks have the same
+ * parameters after each synchronisation.
  */
 #include "base/hash.h"
 #include "tests/support_zero_one.h"
@@ -56,15 +56,16 @@ static uint64_t hashes[MOST_RANKS]; /* of the parameters after a synchronisation
 
 /* --- Local steps */
 
-/* Returns options that freeze after three steps and synchronise in every fourth. */
+/* Returns options that freeze the variance after three steps and synchronise the ranks in every
+ * fourth step. */
 static onebit_zero_one_adam_options_t fourth_step_options(void) {
   onebit_zero_one_adam_options_t options = zero_one_options(3);
   options.local_step_scaler = 1;
   return options;
 }
 
-/* The number of steps before the first local one with fourth_step_options, and of consecutive local
- * steps. */
+/* With fourth_step_options, the number of steps before the first local step, and of consecutive
+ * local steps. */
 #define BEFORE_LOCAL 8
 #define LOCAL_STEPS  3
 
@@ -192,8 +193,8 @@ static struct learner *train_to_local_step(onebit_comm_t comm,
   return learner;
 }
 
-/* A rank that clips its gradients to half of their norm makes the same steps as a rank with half
- * the gradients. */
+/* A rank that clips its gradients to half of their norm must make the same steps as a rank whose
+ * gradients are half as large. */
 static void clip_alone(onebit_comm_t comm, void *context) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   (void)context;
@@ -223,8 +224,8 @@ static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
   return onebit_optimizer_step(learner->optimizer, 1e-3f);
 }
 
-/* Other ranks are not told of the mistake. The rank with the mistake counts the step, as the others
- * do, and does not move. */
+/* Makes a mistake in a local step, of which the other ranks are not told. The rank with the mistake
+ * counts the step, as the others do, but does not change its parameters. */
 static void make_mistake(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
@@ -245,8 +246,9 @@ Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
   check_synchronized(3);
 }
 
-/* If a tensor is exchanged uncompressed, its message can report the mistake. The message waits for
- * the end of the step although its tensor is ready, and no rank makes the step. */
+/* If a tensor is exchanged uncompressed, its message reports the mistake to the other ranks. The
+ * message is sent only at the end of the step, although the tensor is ready before, and no rank
+ * makes the step. */
 static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);

@@ -37,8 +37,8 @@
 
 /* --- Knobs, with their values in force ---------------------------------------------------------*/
 
-/* Writes the value of a knob that is in force. Returns an error if the library rejects the
- * value. */
+/* Writes the value that the library uses for a knob: the given value or the default. Returns an
+ * error if the library rejects the given value. */
 static onebit_status_t resolve_knob(enum ob_knob knob, char *value, size_t capacity) {
   const char *text = ob_knob_text(knob);
   const struct ob_codec *codec;
@@ -110,8 +110,8 @@ static onebit_status_t resolve_knob(enum ob_knob knob, char *value, size_t capac
   return status;
 }
 
-/* Prints the environment's variables whose names begin like those of knobs, but are not names of
- * knobs: typing errors, or variables of the Python package and of builds. */
+/* Prints the environment variables that begin with ONEBIT_ but are no knobs of the C library:
+ * typing errors, or variables of the Python package and of builds. */
 static void print_unknown_variables(void) {
   for (char **variable = environ; *variable; variable++) {
     const size_t length = strcspn(*variable, "=");
@@ -212,7 +212,7 @@ static void print_codecs(void) {
            ob_codec_usable(codec) ? "usable" : "not usable on this processor",
            good && codec == chosen ? ", chosen" : "");
   if (!good)
-    printf("  %-15s none is chosen: %s\n", "", onebit_last_error());
+    printf("  %-15s no codec is chosen: %s\n", "", onebit_last_error());
 }
 
 static void print_threads(void) {
@@ -225,7 +225,7 @@ static void print_threads(void) {
 #endif
   printf("%d processors; ", ob_machine_processors());
   if (good)
-    printf("a plan without the option threads takes %s\n", threads);
+    printf("a plan without the option threads uses %s\n", threads);
   else
     printf("no plan can be made: %s\n", onebit_last_error());
 }
@@ -254,12 +254,12 @@ int main(int argc, char **argv) {
   static const struct tool tool = {
       .name = "onebit-info",
       .usage = "onebit-info [--help]",
-      .purpose = "Prints the version, the codecs and which of them is chosen, the threads, the MPI "
-                 "library, CUDA\nand its devices, and every knob of the environment with its value "
-                 "and where it comes from.",
+      .purpose = "Prints the version, the codecs and the chosen codec, the threads, the MPI "
+                 "library, CUDA and its\ndevices, and every ONEBIT_ variable with its value and "
+                 "where the value comes from.",
       .options = rows,
-      .notes = "Exit status: 0, or 1 when a knob has a value that the library refuses, 2 for a "
-               "wrong command\nline."};
+      .notes = "Exit status: 0; 1 if the library refuses the value of a variable; 2 for a wrong "
+               "command line."};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, NULL, error);
   if (asked != TOOL_RUN)

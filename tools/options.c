@@ -32,7 +32,7 @@ const char *tool_read_integer(const char *text, bool suffix, size_t *value) {
   return end + (letter != NULL);
 }
 
-/* True if a word is the unit. The unit of a rate may end with "/s". */
+/* True if a word is the unit. After the unit of a rate, "/s" is accepted. */
 static bool is_unit(const char *word, const char *unit, enum tool_option_kind kind) {
   const size_t length = strlen(unit);
   return strncasecmp(word, unit, length) == 0 &&
@@ -85,8 +85,8 @@ int tool_find_name(const char *word, size_t length, const char *const *names) {
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* Returns the largest value of an option. A double can not hold SIZE_MAX, only a number a little
- * below it. */
+/* Returns the largest value that an option accepts. For a size_t this is far below SIZE_MAX, which
+ * a double cannot represent. */
 static double get_max_value(const struct tool_option *option) {
   return option->high > 0               ? option->high
          : option->kind == TOOL_INTEGER ? INT_MAX
@@ -188,7 +188,7 @@ static void describe_expected(const struct tool_option *option, char *text, size
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-enum { HELP = 1 << 10, VERSION, LONG }; /* getopt's results: a letter, these, LONG + row */
+enum { HELP = 1 << 10, VERSION, LONG }; /* getopt returns a letter, one of these, or LONG + row */
 
 static bool has_value(const struct tool_option *option) {
   return option->kind != TOOL_FLAG && (option->kind != TOOL_CALL || option->argument);
@@ -211,7 +211,7 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   int row = 0;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
-  letters += sprintf(letters, "-:hv"); /* -: operands stay in order; :: reports missing values */
+  letters += sprintf(letters, "-:hv"); /* -: keeps operands in order; :: reports missing values */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
        option = get_next_row(option), row++) {
     if (!is_available(tool, option))
@@ -234,7 +234,7 @@ static const struct tool_option *find_option(const struct tool *tool, int got) {
   return option;
 }
 
-/* Sets an option's field to a value. False: `error` says what is wrong. */
+/* Sets an option's field to a value. On failure returns false and writes a message into `error`. */
 static bool set_option(const struct tool_option *option, bool is_long, const char *value,
                        void *values, char error[TOOL_ERROR]) {
   char expected[TOOL_ERROR / 2];
@@ -254,7 +254,8 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   return false;
 }
 
-/* Reports an argument that getopt_long rejects. found: the known option in the argument, or 0. */
+/* Writes the error for an argument that getopt_long rejects. found: optopt, which is 0 for an
+ * unknown long option. */
 static enum tool_asked report_bad_argument(const char *argument, int got, int found,
                                            char error[TOOL_ERROR]) {
   if (got == 1)
@@ -317,7 +318,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
 
 /* --- Output ------------------------------------------------------------------------------------*/
 
-enum { COLUMN = 24 }; /* the column at which the help of an option begins */
+enum { COLUMN = 24 }; /* the column in which an option's help text begins */
 
 static void print_default(const struct tool_option *option, const void *values) {
   const void *field = (const char *)values + option->at;
@@ -352,8 +353,11 @@ static void print_row(const struct tool_option *option, const void *defaults) {
 
 static void tool_print_help(const struct tool *tool) {
   static const struct tool_option own[] = {
-      {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "this text"},
-      {.name = "version", .letter = 'v', .kind = TOOL_FLAG, .help = "the version of the library"}};
+      {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "print this text"},
+      {.name = "version",
+       .letter = 'v',
+       .kind = TOOL_FLAG,
+       .help = "print the version of the library"}};
   printf("usage: %s\n\n%s\n\n", tool->usage, tool->purpose);
   for (const struct tool_option *option = tool->options; option->kind;
        option = get_next_row(option))

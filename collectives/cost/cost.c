@@ -74,11 +74,11 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
 
 /* --- The candidates, and the text that says why one was chosen ---------------------------------*/
 
-/* The candidates for the elements of a message of one bit; messages of more bits have fewer. The
- * first number is preferred. The smallest is 64 Ki (8 kB): below that size the cost of each message
- * is larger than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as long from 1 MiB
- * on, 2 and 4 hosts at 1 Gbit/s). The largest is 448 Ki (57 kB with its scales), which stays below
- * the 64 KiB that MPI libraries send eagerly over TCP. */
+/* The candidates for the number of elements in a message of one bit; messages of more bits have
+ * fewer. The first number is preferred. The smallest is 64 Ki (8 kB): below that size the cost of
+ * each message is larger than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as
+ * long from 1 MiB on, 2 and 4 hosts at 1 Gbit/s). The largest is 448 Ki (57 kB with its scales),
+ * which stays below the 64 KiB that MPI libraries send eagerly over TCP. */
 static const size_t chunks[] = {131072, 65536, 262144, 458752};
 
 /* Another chunk size replaces the first one only if its time, divided by that of the first, is
@@ -86,7 +86,7 @@ static const size_t chunks[] = {131072, 65536, 262144, 458752};
 #define WORTH 0.98
 
 /* A compressed schedule is chosen only if it is faster than float32 by this factor, because
- * compression rounds values and float32 does not. */
+ * compression adds rounding errors. */
 #define ROUNDING_COSTS 1.03
 
 const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES] = {
@@ -230,8 +230,9 @@ bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) 
   return true;
 }
 
-/* True if corrections apply to the task: it is of the kind that was measured. With one scale for
- * the whole buffer no steps overlap, so corrections that were measured with blocks do not apply. */
+/* True if corrections apply to the task, because the task is of the kind that was measured. With
+ * one scale for the whole buffer no steps overlap, so corrections that were measured with blocks do
+ * not apply. */
 static bool is_corrected(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
          task->ranks_per_host > 0 && costs->hosts == task->hosts &&

@@ -26,7 +26,7 @@
 
 struct ob_link {
   double latency;   /* seconds from a rank's send to another's receive, software included */
-  double bandwidth; /* bytes a second each way, of a host; `inside`: of a rank */
+  double bandwidth; /* bytes per second in each direction, of a host; `inside`: of a rank */
   double message;   /* seconds of a core to send, or to receive, one message */
   double byte;      /* seconds of a core to send, or to receive, one byte */
 };
@@ -46,7 +46,7 @@ extern const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES];
 /* A curve over the size of allreduce buffers, in bytes as float32, ascending. Its values are
  * factors measured/model, or the fastest chunk sizes in elements. */
 struct ob_cost_curve {
-  double count; /* of points */
+  double count; /* number of points */
   struct {
     double bytes, value;
   } point[OB_COST_POINTS];
@@ -55,25 +55,25 @@ struct ob_cost_curve {
 #define OB_COST_MIN_FACTOR 0.05
 #define OB_COST_MAX_FACTOR 20.0
 
-/* Curves measured with one number of hosts and of ranks on each host. */
+/* Curves that were measured with this number of hosts and of ranks per host. */
 struct ob_cost_measured {
   struct ob_cost_curve factor[OB_COST_CANDIDATES];
-  struct ob_cost_curve chunk; /* of the compressed exchange */
+  struct ob_cost_curve chunk; /* the fastest chunks of the compressed exchange */
 };
 
-/* The numbers of the cost model. The struct has no pointers: rank 0 may send its bytes to the other
- * ranks. Seconds hold for a core that only one rank uses. */
+/* The numbers of the cost model. The struct has no pointers, so that rank 0 can send its bytes to
+ * the other ranks. Seconds are those on a core that only one rank uses. */
 struct ob_costs {
   struct ob_link between, inside; /* between hosts; between the ranks of a host */
-  /* Seconds an element. compress: a rank's values; reducing P messages takes reduce + P *
+  /* Seconds per element. compress: a rank's values; reducing P messages takes reduce + P *
    * reduce_stream; apply: decode to the caller's buffer; load: read dense input into a message or
    * shared memory; add: add a dense message; convert: write dense output. */
   double compress, reduce, reduce_stream, apply, load, add, convert;
   double call; /* seconds that a call takes on each rank, whatever its size */
   /* exchange_efficiency: the part of between.bandwidth that a compressed exchange reaches.
-   * codec_factor: the time of the codec within an exchange, divided by its time alone. unhidden: of
-   * the smaller of wire and cores, the part that does not overlap with the larger, since MPI moves
-   * messages only when it is called. All three are fitted. */
+   * codec_factor: the time of the codec within an exchange, divided by its time alone. unhidden:
+   * the part of the smaller of wire and cores that does not overlap with the larger, since MPI
+   * moves messages only when it is called. All three are fitted. */
   double exchange_efficiency, codec_factor, unhidden;
   /* MPI_Allreduce: seconds of a call, seconds of each of its rounds, the part of the bandwidth that
    * it reaches, and seconds of a core for each byte. */
@@ -81,8 +81,8 @@ struct ob_costs {
   /* Seconds by which a wait for another rank becomes longer for each further rank on its core. */
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */
-  double cores_shared;   /* of hosts that are all one machine; 0: each host has its own cores */
-  double hosts, ranks_per_host; /* the cluster that was measured; 0: none was */
+  double cores_shared;   /* cores of all hosts, if they are one machine; 0: each has its own */
+  double hosts, ranks_per_host; /* size of the measured cluster; 0: none was measured */
   double residual; /* root mean square of log(predicted / measured) of the fit; 0: no fit */
   struct ob_cost_measured measured;
   char codec[OB_COST_CODEC_CAPACITY];
@@ -93,13 +93,13 @@ struct ob_costs {
 struct ob_cost_task {
   onebit_operation_t operation;
   size_t elements; /* the plan's count */
-  size_t block;    /* elements a scale; 0: default; ONEBIT_BLOCK_BUFFER: one scale, no overlap */
+  size_t block;    /* elements per scale; 0: default; ONEBIT_BLOCK_BUFFER: one scale, no overlap */
   onebit_wire_t wire;
-  int bits;                   /* bits an element, with ONEBIT_WIRE_BITS; 0: 1 */
+  int bits;                   /* bits per element, with ONEBIT_WIRE_BITS; 0 means 1 */
   int hosts, ranks_per_host;  /* ranks_per_host 0: hosts have different numbers of ranks */
-  int ranks, max_ranks;       /* in all; on the fullest host; 0: from the two above */
-  int threads;                /* of each rank; 0 is 1 */
-  onebit_schedule_t schedule; /* AUTOMATIC: any that is possible */
+  int ranks, max_ranks;       /* in all; on the host with the most; 0: from the two above */
+  int threads;                /* threads per rank; 0 means 1 */
+  onebit_schedule_t schedule; /* AUTOMATIC: any schedule that is possible */
   bool dense_allowed;         /* wire is bits, but dense may be chosen where it is faster */
   size_t chunk;               /* elements in a message; 0: any */
 };
@@ -120,8 +120,9 @@ struct ob_cost_choice {
  * codec on one core of a server. NULL or an unknown codec: the scalar codec. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
 
-/* Sets cores_shared for hosts that are all on one machine, as containers and emulated hosts may be,
- * and notes that in `source`. Measured costs include this effect already and are not changed. */
+/* Sets cores_shared if all hosts are on one machine, as containers and emulated hosts may be, and
+ * notes that in `source`. Measured costs already include the effect of shared cores and are not
+ * changed. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
 /* Returns the factor by which shared cores slow down a rank's work: 1 or more. */

@@ -15,7 +15,7 @@ struct codec_speed {
   double compress, reduce, reduce_stream, apply;
 };
 
-/* Nanoseconds an element, measured with onebit-bench codec -m 32M on one core of an AMD EPYC,
+/* Nanoseconds per element, measured with onebit-bench codec -m 32M on one core of an AMD EPYC,
  * medians of 5. reduce and reduce_stream are the line through the times of reducing 2 and 8
  * streams. The codec neon was not measured: its numbers are twice those of avx2, since its vectors
  * are half as long. The last row serves codecs that are not listed. */
@@ -45,7 +45,7 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->reduce = 1e-9 * speed->reduce;
   costs->reduce_stream = 1e-9 * speed->reduce_stream;
   costs->apply = 1e-9 * speed->apply;
-  /* A core moves 40 GB/s. For each element load and convert move eight bytes, add moves four. */
+  /* A core moves 40 GB/s. Per element, load and convert move eight bytes, and add moves four. */
   costs->load = costs->convert = 0.2e-9;
   costs->add = 0.1e-9;
   costs->call = 10e-6;
@@ -55,11 +55,11 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
   /* These values lie within the fits to Open MPI's ring over an emulated gigabit Ethernet with few
-   * cores: an efficiency of 0.6 to 0.8, and 1.5 to 8 ns a byte. */
+   * cores: an efficiency of 0.6 to 0.8, and 1.5 to 8 ns per byte. */
   costs->mpi_efficiency = 0.7;
   costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
-  strncpy(costs->source, "defaults: a gigabit Ethernet between hosts", sizeof costs->source - 1);
+  strncpy(costs->source, "defaults: gigabit Ethernet between hosts", sizeof costs->source - 1);
 }
 
 void ob_costs_of_one_machine(struct ob_costs *costs) {
@@ -73,7 +73,7 @@ void ob_costs_of_one_machine(struct ob_costs *costs) {
 
 /* --- The model of a task */
 
-#define HEADER_BYTES 40.0 /* of a message */
+#define HEADER_BYTES 40.0 /* bytes of a message's header */
 
 static double max_of_two(double a, double b) { return a > b ? a : b; }
 static double min_of_two(double a, double b) { return a < b ? a : b; }

@@ -15,10 +15,10 @@
 struct ob_cost_model {
   const struct ob_costs *costs;
   const struct ob_cost_task *task;
-  double ranks, on_host, away; /* all; those of the fullest host; those on other hosts than it */
+  double ranks, on_host, away; /* all; on the host with the most; on all other hosts */
   double hosts;
   double core;    /* factor by which shared cores slow down a rank's work */
-  double flow;    /* the same for a rank that is alone on its host */
+  double flow;    /* `core` for a rank that is alone on its host */
   double threads; /* factor by which threads speed up the codec: at most the cores of a rank */
   double codec;   /* factor for the seconds of the codec */
 };
@@ -56,8 +56,8 @@ double ob_phase_dense_wire(const struct ob_cost_model *model, const struct ob_ph
 double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase);
 
-/* Returns the number of messages whose work overlaps; 1 if the one scale is known only at the
- * end. */
+/* Returns the number of messages whose work overlaps; 1 if one scale serves all blocks, since it is
+ * known only at the end. */
 double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase);
 
 /* Parts of a call, in seconds. cores: work before and between messages; wire: the messages; after:
@@ -68,13 +68,13 @@ struct ob_call_parts {
 
 double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts *parts);
 
-/* Returns the seconds an element of computing the mean of all ranks' messages, which each rank
- * does: the larger of the time to decode one message and the time to read all of them. (Measured, 4
- * MiB on 2, 4, 8 and 16 ranks that are threads, AVX-512: 0.13, 0.14, 0.32 and 0.57 ns.) */
+/* Returns the seconds per element in which each rank computes the mean of all ranks' messages: the
+ * larger of the time to decode one message and the time to read all of them. (Measured, 4 MiB on 2,
+ * 4, 8 and 16 ranks that are threads, AVX-512: 0.13, 0.14, 0.32 and 0.57 ns.) */
 double ob_cost_of_mean(const struct ob_cost_model *model);
 
-/* Returns the time of compressing and decoding a segment that `peers` ranks reduce, each a part of
- * it: all ranks in an exchange, the hosts in a hierarchical call. */
+/* Returns the time of compressing and decoding a segment of which `peers` ranks each reduce a part.
+ * `peers` is the number of ranks in an exchange, and of hosts in a hierarchical call. */
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
                            double segment, double peers, double before, double after);
 
@@ -102,8 +102,8 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 #define OB_STEP_HIDING  (2.0 / 3)
 #define OB_STEP_EXPOSED (1.0 / 25)
 
-/* The smallest speed-up that justifies a change to a compressed exchange, which rounds, and to a
- * dense exchange, which does not. */
+/* The smallest speed-up that justifies a change to a compressed exchange, which adds rounding
+ * errors, and to a dense exchange, which does not. */
 #define OB_STEP_WORTH       1.05
 #define OB_STEP_WORTH_DENSE 1.02
 

@@ -73,8 +73,8 @@ static bool read_next_line(struct reader *reader, FILE *file, char line[LINE_CAP
     length--;
   line[length] = '\0';
   if (++reader->line > MAX_LINES)
-    snprintf(reader->wrong, sizeof reader->wrong, "is beyond the %d lines that are read",
-             MAX_LINES);
+    snprintf(reader->wrong, sizeof reader->wrong,
+             "is one more than the %d lines that a file may have", MAX_LINES);
   return true;
 }
 
@@ -165,7 +165,7 @@ static void check_complete(struct reader *reader) {
   for (size_t k = 0; !missing && k < OB_TUNING_KEYS; k++)
     missing = reader->seen[k] ? NULL : ob_tuning_keys[k].name;
   if (missing && !*reader->wrong)
-    snprintf(reader->wrong, sizeof reader->wrong, "is the last one, and the key %s is missing",
+    snprintf(reader->wrong, sizeof reader->wrong, "is the last line, and the key %s is missing",
              missing);
 }
 
@@ -191,13 +191,13 @@ static enum ob_tuning_state accept_costs(struct reader *reader, const char *path
   const struct ob_tuning_here *here = reader->here;
   char why[256];
   if (here->host && !reader->here_listed) {
-    snprintf(why, sizeof why, "was measured on other hosts, without %.80s: run onebit-tune here",
+    snprintf(why, sizeof why, "was measured on other hosts, not on %.80s: run onebit-tune here",
              here->host);
     return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   if (here->codec && strcmp(reader->codec, here->codec) != 0) {
-    snprintf(why, sizeof why, "was measured with codec %.20s, this host uses %.20s", reader->codec,
-             here->codec);
+    snprintf(why, sizeof why, "was measured with codec %.20s, but this host uses codec %.20s",
+             reader->codec, here->codec);
     return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   *costs = reader->costs;
@@ -222,7 +222,7 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
     return refuse_tuning(costs, here, state, path, why);
   }
   if (state == OB_TUNING_NEWER) {
-    snprintf(why, sizeof why, "is of a newer version than %d", OB_TUNING_VERSION);
+    snprintf(why, sizeof why, "has a format newer than version %d", OB_TUNING_VERSION);
     return refuse_tuning(costs, here, state, path, why);
   }
   return accept_costs(&reader, path, costs);

@@ -4,11 +4,12 @@
  *   onebit tuning 1        the format and its version
  *   # anything             a comment
  *   date 2026-11-21        the keys mpi and codec have the same form
- *   host node17            one line a host
+ *   host node17            one line per host
  *   between.latency 5.3e-05
- *   correction exchange bits 262144 1.23     a call of so many bytes of float32 takes 1.23 times as
- *                                            long as the model says
- *   chunk 16777216 262144                    messages of so many elements are the fastest for that
+ *   correction exchange bits 262144 1.23     a call on 262144 bytes of float32 takes 1.23 times as
+ *                                            long as the model predicts
+ *   chunk 16777216 262144                    for 16777216 bytes, messages of 262144 elements are
+ *                                            fastest
  *
  * Every key appears once (host: once for each host), in any order. Corrections and chunks are
  * optional, and appear in the order of their sizes. Reading never fails: if a file cannot be used,
@@ -23,7 +24,7 @@
 #include "collectives/cost/cost.h"
 
 #define OB_TUNING_VERSION       1
-#define OB_TUNING_NAME_CAPACITY 256 /* of a host, as gethostname gives it */
+#define OB_TUNING_NAME_CAPACITY 256 /* bytes of a host's name, as gethostname returns it */
 #define OB_TUNING_TEXT_CAPACITY 128
 #define OB_TUNING_PATH_CAPACITY 4096
 
@@ -57,7 +58,7 @@ bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]);
 enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
                                     struct ob_costs *costs, struct ob_tuning_origin *origin);
 
-/* Does the same with an open file; `path` is for messages. */
+/* Fills in the costs as ob_tuning_read does, from an open file; `path` is for messages. */
 enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
                                      const struct ob_tuning_here *here, struct ob_costs *costs,
                                      struct ob_tuning_origin *origin);
@@ -74,16 +75,16 @@ bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
  * number, or the number is not finite. */
 bool ob_tuning_number(const char *text, double *value);
 
-/* Returns the time of a compressed allreduce divided by that of MPI_Allreduce: 0.25 is a quarter of
- * the time, more than 1 is slower. The cost model uses the tuning file of this host, or the default
- * costs. The ranks are distributed evenly over the hosts. */
+/* Returns the time of a compressed allreduce divided by the time of MPI_Allreduce: 0.25 is a
+ * quarter of the time, and more than 1 is slower. The cost model uses the tuning file of this host,
+ * or the default costs. The ranks are distributed evenly over the hosts. */
 double ob_cost_part(int hosts, int ranks, size_t elements, size_t element_bytes, int bits);
 
 /* --- The numbers of a tuning file: their place in struct ob_costs, and their range -------------*/
 
 struct ob_tuning_key {
   const char *name;
-  size_t offset; /* of a double in struct ob_costs */
+  size_t offset; /* offset of a double in struct ob_costs */
   double low, high;
   const char *meaning; /* with the unit */
 };

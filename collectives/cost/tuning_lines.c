@@ -13,31 +13,32 @@ const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS] = {
   {"ranks-per-host", AT(ranks_per_host), 0, 1e5, "ranks on each; 0: not the same on all"},
   {"cores-per-host", AT(cores_per_host), 0, 1e5, "cores; 0: as many as ranks"},
   {"cores-shared", AT(cores_shared), 0, 1e5, "cores that all hosts share; 0: none"},
-  {"between.latency", AT(between.latency), 0, 10, "seconds, one way"},
+  {"between.latency", AT(between.latency), 0, 10, "seconds of latency, one way"},
   {"between.bandwidth", AT(between.bandwidth), 1, 1e13, "bytes/s of a host, each way"},
-  {"between.message", AT(between.message), 0, 1, "seconds of a core, a message"},
-  {"between.byte", AT(between.byte), 0, 1e-3, "seconds of a core, a byte"},
-  {"inside.latency", AT(inside.latency), 0, 10, "seconds, one way"},
+  {"between.message", AT(between.message), 0, 1, "seconds of a core per message"},
+  {"between.byte", AT(between.byte), 0, 1e-3, "seconds of a core per byte"},
+  {"inside.latency", AT(inside.latency), 0, 10, "seconds of latency, one way"},
   {"inside.bandwidth", AT(inside.bandwidth), 1, 1e13, "bytes/s of a rank, each way"},
-  {"inside.message", AT(inside.message), 0, 1, "seconds of a core, a message"},
-  {"inside.byte", AT(inside.byte), 0, 1e-3, "seconds of a core, a byte"},
-  {"compress", AT(compress), 0, 1e-3, "seconds of a core, an element"},
-  {"reduce", AT(reduce), 0, 1e-3, "seconds of a core, an element"},
-  {"reduce-stream", AT(reduce_stream), 0, 1e-3, "seconds of a core, an element and stream"},
-  {"apply", AT(apply), 0, 1e-3, "seconds of a core, an element"},
-  {"load", AT(load), 0, 1e-3, "seconds of a core, a dense element"},
-  {"add", AT(add), 0, 1e-3, "seconds of a core, a dense element and stream"},
-  {"convert", AT(convert), 0, 1e-3, "seconds of a core, a dense element"},
-  {"call", AT(call), 0, 10, "seconds, a call"},
+  {"inside.message", AT(inside.message), 0, 1, "seconds of a core per message"},
+  {"inside.byte", AT(inside.byte), 0, 1e-3, "seconds of a core per byte"},
+  {"compress", AT(compress), 0, 1e-3, "seconds of a core per element"},
+  {"reduce", AT(reduce), 0, 1e-3, "seconds of a core per element"},
+  {"reduce-stream", AT(reduce_stream), 0, 1e-3, "seconds of a core per element and stream"},
+  {"apply", AT(apply), 0, 1e-3, "seconds of a core per element"},
+  {"load", AT(load), 0, 1e-3, "seconds of a core per dense element"},
+  {"add", AT(add), 0, 1e-3, "seconds of a core per dense element and stream"},
+  {"convert", AT(convert), 0, 1e-3, "seconds of a core per dense element"},
+  {"call", AT(call), 0, 10, "seconds per call"},
   {"exchange-efficiency", AT(exchange_efficiency), 0.01, 2, "fitted: part of the bandwidth"},
-  {"codec-factor", AT(codec_factor), 0.1, 100, "fitted: in an exchange over alone"},
-  {"unhidden", AT(unhidden), 0, 1, "fitted: of the smaller of wire and cores"},
-  {"mpi.call", AT(mpi_call), 0, 10, "fitted: seconds, an MPI_Allreduce"},
-  {"mpi.round", AT(mpi_round), 0, 10, "fitted: seconds, each of its rounds"},
+  {"codec-factor", AT(codec_factor), 0.1, 100, "fitted: codec time in an exchange over time alone"},
+  {"unhidden", AT(unhidden), 0, 1, "fitted: part of the smaller of wire and cores not hidden"},
+  {"mpi.call", AT(mpi_call), 0, 10, "fitted: seconds per MPI_Allreduce"},
+  {"mpi.round", AT(mpi_round), 0, 10, "fitted: seconds per round of an MPI_Allreduce"},
   {"mpi.efficiency", AT(mpi_efficiency), 0.01, 2, "fitted: part of the bandwidth"},
-  {"mpi.byte", AT(mpi_byte), 0, 1e-3, "fitted: seconds of a core, a byte"},
+  {"mpi.byte", AT(mpi_byte), 0, 1e-3, "fitted: seconds of a core per byte"},
   {"oversubscribed", AT(oversubscribed), 0, 10, "fitted: seconds that a wait takes longer"},
-  {"residual", AT(residual), 0, 100, "of the fit: root mean square of log(predicted/measured)"},
+  {"residual", AT(residual), 0, 100,
+   "error of the fit: root mean square of log(predicted/measured)"},
 };
 /* clang-format on */
 
@@ -86,11 +87,11 @@ static bool tuning_points_read_number(const char *name, const char *text, double
 static void tuning_points_add(struct ob_cost_curve *curve, double bytes, double value,
                               char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (curve->count == OB_COST_POINTS)
-    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is beyond the %d points that are read",
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one more than the %d points that are read",
              OB_COST_POINTS);
   else if (!ob_cost_add_point(curve, bytes, value))
-    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is of %.0f bytes, no more than the one before",
-             bytes);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY,
+             "is for %.0f bytes, which is not more than in the line before", bytes);
 }
 
 /* Returns the index of the candidate; OB_COST_CANDIDATES if the name is unknown. */
@@ -114,7 +115,7 @@ void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
   size_t k = candidate_of(field[0], field[1]);
   if (k == OB_COST_CANDIDATES)
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY,
-             "corrects '%.40s %.40s': no such pair of schedule and wire", field[0], field[1]);
+             "corrects '%.40s %.40s', which is not a schedule with its wire", field[0], field[1]);
   else if (tuning_points_read_number("size", field[2], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
            tuning_points_read_number("factor", field[3], OB_COST_MIN_FACTOR, OB_COST_MAX_FACTOR,
                                      &factor, wrong))
@@ -145,7 +146,8 @@ static void write_factors(FILE *file, const struct ob_cost_candidate *candidate,
 }
 
 static void tuning_write_points(FILE *file, const struct ob_cost_measured *measured) {
-  fprintf(file, "# Of these hosts and ranks only: measured/model, and the fastest messages.\n");
+  fprintf(file, "# For these hosts and ranks only: measured time over the model's, and the fastest "
+                "message sizes.\n");
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
     write_factors(file, &ob_cost_candidates[k], &measured->factor[k]);
   for (size_t i = 0; i < (size_t)measured->chunk.count; i++)
@@ -156,7 +158,8 @@ static void tuning_write_points(FILE *file, const struct ob_cost_measured *measu
 bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin) {
   fprintf(file, "onebit tuning %d\n", OB_TUNING_VERSION);
-  fprintf(file, "# Written by onebit-tune; ONEBIT_TUNING names another file, or none.\n");
+  fprintf(file, "# Written by onebit-tune. ONEBIT_TUNING=FILE makes onebit read another file, "
+                "ONEBIT_TUNING=none no file.\n");
   fprintf(file, "date %s\nmpi %s\ncodec %s\n", origin->date, origin->mpi, costs->codec);
   for (size_t k = 0; k < origin->host_count; k++)
     fprintf(file, "host %s\n", origin->hosts[k]);

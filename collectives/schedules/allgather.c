@@ -10,10 +10,10 @@
  *
  * The mean of dense messages is computed before the step DECIDE, because it may overflow.
  *
- * Limits: every rank sends (P - 1) n elements, so this schedule is for two or three ranks, and for
- * small buffers. With four ranks or more one small message is sent in rounds (doubling.c), but not
- * among few ranks of one host. Optimizers cannot use this schedule, since they need messages of
- * servers.
+ * Limits: each of the P ranks sends (P - 1) n elements, so this schedule is for two or three ranks,
+ * and for small buffers. With four ranks or more one small message is sent in rounds (doubling.c),
+ * but not among few ranks of one host. Optimizers cannot use this schedule, since they need
+ * messages of servers.
  */
 #include "base/error.h"
 #include "collectives/plan_private.h"
@@ -22,8 +22,9 @@ static onebit_status_t allgather_applicable(const struct onebit_plan *plan,
                                             const struct ob_plan_shape *shape) {
   (void)plan;
   return shape->windowed || shape->from_servers
-             ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: "
-                                               "optimizers need servers, it has none")
+             ? ob_error(ONEBIT_ERROR_ARGUMENT,
+                        "schedule is ONEBIT_SCHEDULE_ALLGATHER, but optimizers need a schedule in "
+                        "which ranks reduce segments")
              : ONEBIT_OK;
 }
 

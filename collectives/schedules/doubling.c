@@ -1,15 +1,15 @@
 /*
  * Doubling: an allgather of one small message in log2(P) rounds, each of which doubles the number
  * of messages that a rank has. If the number of ranks is a power of two, they exchange in pairs
- * (recursive doubling), so that the peer's message carries TCP's acknowledgement. Any other number
- * of ranks uses the allgather of Bruck et al. (1997), in which results lie in the order of their
- * distance from the rank.
+ * (recursive doubling), so that TCP can send an acknowledgement with the peer's message. Any other
+ * number of ranks uses the allgather of Bruck et al. (1997), in which results lie in the order of
+ * their distance from the rank.
  *
  *   C | round 0 | round 1 | ... | R, if dense | decide | A
  *
- * In round k a rank sends the messages of up to 2^k ranks. In pairs it sends them to the rank whose
- * number differs in bit k, which sends as many back. Otherwise it sends them to the rank whose
- * number is smaller by 2^k, modulo P.
+ * In round k a rank sends the messages of up to 2^k ranks. If ranks exchange in pairs, it sends
+ * them to the rank whose number differs in bit k, which sends as many back. Otherwise it sends them
+ * to the rank whose number is smaller by 2^k, modulo P.
  *
  * Limits: each rank has one message, and a round's bytes must fit an MPI count, an int.
  */
@@ -87,7 +87,7 @@ static void check_round(const struct onebit_plan *plan, size_t number) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
   size_t bytes = round.count * plan->geometry.peer_stride;
   if (in->bytes != bytes) {
-    ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", in->bytes, bytes);
+    ob_error(ONEBIT_ERROR_MESSAGE, "message has %zu bytes, expected %zu", in->bytes, bytes);
     ob_refuse_message(plan, in->peer, ONEBIT_ERROR_MESSAGE);
     return;
   }

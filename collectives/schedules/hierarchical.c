@@ -34,7 +34,7 @@ static onebit_status_t hierarchical_applicable(const struct onebit_plan *plan,
   const char *name = "ONEBIT_SCHEDULE_HIERARCHICAL";
   if (!ob_hierarchical_can_add(plan))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is %s, which this plan's device and transport do not have", name);
+                    "schedule is %s, which this plan's device and transport do not support", name);
   if (shape->one_scale)
     return ob_error(
         ONEBIT_ERROR_ARGUMENT,
@@ -110,9 +110,10 @@ static const char *hierarchical_refuse(const struct ob_cost_task *task, onebit_w
     return "";
   if (task->hosts > 1 && task->ranks_per_host > 1)
     return NULL;
-  return task->hosts < 2             ? "hierarchical: not with one host"
-         : task->ranks_per_host == 0 ? "hierarchical: hosts have different numbers of ranks"
-                                     : "hierarchical: is exchange with one rank a host";
+  return task->hosts < 2 ? "hierarchical: not possible with one host"
+         : task->ranks_per_host == 0
+             ? "hierarchical: not possible, since hosts have different numbers of ranks"
+             : "hierarchical: the same as exchange, since each host has one rank";
 }
 
 /* Returns the seconds of a call. Every rank copies its input to shared memory, and adds the

@@ -15,13 +15,14 @@
  * more for a rank that is ahead. The number is small, so that the chunks stay in the caches. */
 #define WINDOW_CHUNKS 3
 
-/* Progress counters of a rank, in chunks, each in a cache line of its own: chunks that the rank has
- * loaded into its window, read from all windows, collected from the other hosts, and applied. */
+/* Progress counters of a rank, in chunks, each in a cache line of its own: the numbers of chunks
+ * that the rank has loaded into its window, read from all windows, collected from the other hosts,
+ * and applied. */
 enum counter { LOADED, USED, COLLECTED, APPLIED, COUNTERS };
 
 /* The beginning of a rank's block. Flags and the agreed number have one entry for calls with an
- * even number and one for calls with an odd number: no rank is more than one call ahead of
- * another. */
+ * even number and one for calls with an odd number. Two entries are enough, since no rank is more
+ * than one call ahead of another. */
 struct page {
   struct {
     _Alignas(OB_ALIGNMENT) _Atomic uint64_t chunks;
@@ -58,7 +59,7 @@ static onebit_status_t create_shared_memory(struct onebit_plan *plan) {
   host->mean = ob_allocate(elements, sizeof(float));
   host->views = ob_allocate(host->ranks, sizeof *host->views);
   if (!host->mean || !host->views)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", host->ranks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the sums of %zu ranks", host->ranks);
   OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->local_rank));
   plan->memory_bytes += bytes + elements * sizeof(float);
   for (int copy = 0; copy < 2; copy++)

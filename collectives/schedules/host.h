@@ -26,7 +26,7 @@ struct ob_host {
   /* If shared.base is NULL the ranks share no memory: the plan's executor runs the steps inside the
    * host, and the fields below are unused. */
   struct ob_shared shared;
-  size_t slots, segment_bytes; /* of the window: chunks in it, bytes of a segment in each chunk */
+  size_t slots, segment_bytes; /* of the window: number of chunks, and bytes of a segment in each */
   size_t inputs_at, results_at[2]; /* offsets of window and results in a block */
   float *mean;                     /* scratch: the mean of the inputs for one message */
   struct ob_view *views;           /* scratch: one for each rank of the host */
@@ -52,8 +52,8 @@ void ob_host_destroy(struct ob_host *host);
 void ob_host_begin(const struct onebit_plan *plan);
 void ob_host_end(const struct onebit_plan *plan);
 
-/* Called after this rank's transport has failed: ends the waits of the host's other ranks for this
- * rank. */
+/* Ends the waits of the host's other ranks for this rank. Called after this rank's transport has
+ * failed. */
 void ob_host_give_up(const struct onebit_plan *plan);
 
 /* The functions that run the steps inside a host. */

@@ -8,14 +8,14 @@
 #include "base/memory.h"
 #include "collectives/plan_private.h"
 
-/* The elements in a message of one bit (8 kB) if neither the plan's options nor the cost model set
- * them. Messages of more bits have fewer elements. A segment has at most MAX_CHUNKS messages, so
- * very large segments have longer messages. */
+/* The number of elements in a message of one bit (8 kB) if neither the plan's options nor the cost
+ * model set it. Messages of more bits have fewer elements. A segment has at most MAX_CHUNKS
+ * messages, so very large segments have longer messages. */
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
-/* A larger number of chunks is an error: either chunk_size is a mistake, or memory is too small for
- * so many elements. */
+/* The largest allowed number of chunks. With more, either chunk_size is a mistake, or memory is too
+ * small for so many elements. */
 #define MAX_CHUNKS_ASKED ((size_t)1 << 20)
 
 static size_t divide_rounding_up(size_t a, size_t b) { return a / b + (a % b != 0); }
@@ -42,7 +42,8 @@ static size_t choose_host_chunk(const struct onebit_plan *plan, size_t elements)
   const size_t fixed = CHUNK_ELEMENTS / (plan->geometry.dense ? 1 : plan->geometry.width);
   size_t chunk = plan->comm->transport->network ? plan->choice.chunk : fixed;
   /* A chunk of a host's inputs has this number of elements from every segment, and should stay in
-   * the caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
+   * the caches (measured with 2 hosts of 4 ranks, 64 MiB: 47 ms, and 72 ms with chunks twice as
+   * long). */
   if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > fixed)
     chunk = fixed;
   return divide_rounding_up(elements, chunk) > MAX_CHUNKS ? divide_rounding_up(elements, MAX_CHUNKS)
@@ -71,7 +72,7 @@ static void explain_chunks(struct onebit_plan *plan, const struct ob_plan_shape 
   size_t length = strlen(text);
   if (plan->executor->chunks && !plan->options.chunk_size && !shape->among_hosts)
     snprintf(text + length, sizeof plan->choice.text - length,
-             "on a device: %zu message%s to a rank in a phase, of at most %zu elements\n",
+             "on a device: %zu message%s to each rank in each phase, of at most %zu elements\n",
              plan->geometry.chunks, plan->geometry.chunks == 1 ? "" : "s",
              ob_plan_longest_message(plan));
 }
@@ -97,13 +98,14 @@ static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan
   if (geometry->chunks > MAX_CHUNKS_ASKED)
     return plan->options.chunk_size
                ? ob_error(ONEBIT_ERROR_ARGUMENT,
-                          "chunk_size is %zu, which makes %zu messages to a rank, more than %zu",
+                          "chunk_size is %zu, which makes %zu messages to each rank, more than %zu",
                           plan->options.chunk_size, geometry->chunks, MAX_CHUNKS_ASKED)
-               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu elements", longest * OB_LANES);
+               : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu elements",
+                          longest * OB_LANES);
   geometry->bounds =
       ob_allocate(geometry->segments * geometry->chunks + 1, sizeof *geometry->bounds);
   if (!geometry->bounds)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu chunks", geometry->chunks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu chunks", geometry->chunks);
   for (size_t k = 0; k < geometry->segments; k++)
     cut_segment(plan, shape, k);
   geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks;
@@ -229,7 +231,7 @@ onebit_status_t ob_schedule_steps(struct onebit_plan *plan) {
   list_steps(plan);
   plan->steps = ob_allocate(plan->step_count, sizeof *plan->steps);
   if (!plan->steps)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks",
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the steps of %zu chunks",
                     plan->geometry.chunks);
   list_steps(plan);
   return ONEBIT_OK;

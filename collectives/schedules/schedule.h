@@ -17,7 +17,7 @@
 #include "collectives/steps.h"
 
 /* The largest number of elements of a message: an MPI count is an int, and a dense message has 4
- * bytes an element. */
+ * bytes per element. */
 #define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
 
 /* The largest number of elements of a message on a stream: counts are a size_t; a launch has fewer
@@ -29,7 +29,7 @@ struct ob_plan_shape;
 
 /* The memory that a schedule needs on this rank. */
 struct ob_schedule_sizes {
-  size_t outgoing, incoming, results;      /* members for whose messages there is memory */
+  size_t outgoing, incoming, results;      /* members whose messages need memory */
   size_t compressed_first, compressed_end; /* the blocks that this rank compresses */
   bool reduces;                            /* this rank reduces its segment, which has a residual */
   uint64_t wire_bytes;                     /* bytes that this rank sends in a call */
@@ -83,7 +83,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
  * plan->sizes and the plan's geometry, except the addresses of messages. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Sets the bits an element of all later messages, for which the plan must have memory. Called
+/* Sets the bits per element of all later messages, for which the plan must have memory. Called
  * between calls. */
 void ob_schedule_set_width(struct onebit_plan *plan, unsigned width);
 

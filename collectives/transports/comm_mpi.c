@@ -47,7 +47,7 @@ static onebit_status_t mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_st
   *result = NULL;
   if (!state || !(state->told = ob_allocate((size_t)size, sizeof *state->told))) {
     ob_release(state);
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   }
   MPI_Query_thread(&provided);
   state->comm = mpi;
@@ -113,12 +113,12 @@ static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   MPI_TRY(MPI_Comm_split_type,
           (creation->mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &creation->host));
   MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
-  OB_TRY(mpi_wait(&request, "creation of a communicator: first rank of the host"));
+  OB_TRY(mpi_wait(&request, "creation of a communicator: broadcast of the host's first rank"));
   MPI_Comm_free(&creation->host);
   /* PMPI is called, since libonebit-mpi.so may replace MPI's collectives. */
   MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
                                               MPI_INT, creation->mpi, &request));
-  return mpi_wait(&request, "creation of a communicator: hosts of the ranks");
+  return mpi_wait(&request, "creation of a communicator: exchange of the ranks' hosts");
 }
 
 /* Creates this rank's communicator. If this fails on any rank, the caller frees the duplicate of
@@ -147,13 +147,13 @@ static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit
 }
 
 /* Agrees on the worst status of all ranks, and on the smallest and the largest number of a machine.
- * These two are equal if all ranks are on one machine. */
+ * The two numbers are equal if all ranks are on one machine. */
 static onebit_status_t mpi_agree_on_status(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
   creation->own[0] = mine;
   MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
                                               creation->mpi, &request));
-  OB_TRY(mpi_wait(&request, "creation of a communicator: agreement"));
+  OB_TRY(mpi_wait(&request, "creation of a communicator: agreement on the status"));
   onebit_status_t worst = (onebit_status_t)creation->minimum[0];
   if (mine == ONEBIT_OK && worst != ONEBIT_OK)
     return ob_error(worst, "another rank failed with %s: read its error message",
@@ -179,7 +179,7 @@ static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int s
   if (rank == 0 && mpi_is_one_machine(creation, size))
     ob_costs_of_one_machine(costs);
   MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
-  return mpi_wait(&request, "creation of a communicator: the costs of rank 0");
+  return mpi_wait(&request, "creation of a communicator: broadcast of rank 0's cost table");
 }
 
 /* Creates the communicator. Collective on every rank: a rank without memory for the list of hosts
@@ -193,7 +193,7 @@ static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit
   creation->own[2] = -creation->own[1];
   creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
   if (!creation->host_of)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", size);
   OB_TRY(mpi_agree_on_status(creation, status));
   OB_TRY(mpi_find_hosts(creation, rank));
   OB_TRY(mpi_find_costs(creation, rank, size));
@@ -229,7 +229,7 @@ static onebit_status_t duplicate_communicator(MPI_Comm mpi_comm, struct creation
   int rank = 0;
   MPI_TRY(MPI_Comm_rank, (mpi_comm, &rank));
   MPI_TRY(MPI_Ibarrier, (mpi_comm, &request));
-  OB_TRY(mpi_wait(&request, "creation of a communicator: its duplicate"));
+  OB_TRY(mpi_wait(&request, "creation of a communicator: duplication of the MPI communicator"));
   MPI_TRY(MPI_Comm_split, (mpi_comm, 0, rank, &creation->mpi));
   MPI_Comm_set_errhandler(creation->mpi, MPI_ERRORS_RETURN);
   return ONEBIT_OK;
@@ -240,11 +240,11 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (result)
     *result = NULL;
   OB_TRY(mpi_check_usable(mpi_comm));
-  /* calloc is used, not ob_allocate, which tests make fail: after a failure here the other ranks
-   * could not be told. */
+  /* Memory comes from calloc, not from ob_allocate, which tests make fail: a rank that fails here
+   * cannot tell the other ranks. */
   struct creation *creation = calloc(1, sizeof *creation);
   if (!creation)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   onebit_comm_t comm = NULL;
   onebit_status_t status = duplicate_communicator(mpi_comm, creation);
   bool duplicated = status == ONEBIT_OK;
@@ -268,9 +268,8 @@ onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   MPI_Comm smaller;
   if (!ob_mpi_has_ulfm())
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "this MPI has no user-level failure mitigation (Open MPI 5 has, with "
-                    "mpirun --with-ft ulfm): end the job, and start it again from the last "
-                    "checkpoint");
+                    "this MPI has no user-level failure mitigation (Open MPI 5 has it with mpirun "
+                    "--with-ft ulfm): end the job, and start it again from the last checkpoint");
   MPIX_Comm_revoke(state->comm);
   int code = MPIX_Comm_shrink(state->comm, &smaller);
   if (code != MPI_SUCCESS)

@@ -25,7 +25,7 @@ static uint64_t settle_host_number(const char *name) {
 static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", comm->size);
   for (int rank = 0; rank < comm->size; rank++)
     while (ob_agree_note(comm, host_of[rank]) != ob_agree_note(comm, rank))
       host_of[rank]++;
@@ -57,10 +57,12 @@ static onebit_status_t settle_find_costs(onebit_comm_t comm) {
   if (comm->rank != 0)
     batch->receive[batch->receives++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, 0};
   OB_TRY(comm->transport->begin(batch, 0));
-  OB_TRY(ob_watch_batch(batch, "creation of the communicator: rank 0's costs"));
+  OB_TRY(ob_watch_batch(batch, "creation of the communicator: broadcast of rank 0's cost table"));
   if (batch->receives && batch->receive[0].bytes != sizeof comm->costs)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 sent %zu bytes of costs, not %zu",
-                    batch->receive[0].bytes, sizeof comm->costs);
+    return ob_error(
+        ONEBIT_ERROR_MESSAGE,
+        "rank 0 sent %zu bytes of costs, expected %zu: install the same onebit on all hosts",
+        batch->receive[0].bytes, sizeof comm->costs);
   return ONEBIT_OK;
 }
 

@@ -92,20 +92,21 @@ bool ob_net_is_absence(int code) {
 static const char *find_remedy(int code) {
   switch (code) {
   case ENFILE:
-    return ": this host has no more (sysctl fs.file-max)";
+    return ": this host has no more files to open (sysctl fs.file-max)";
   case EADDRNOTAVAIL:
     return ": no local port is free (sysctl net.ipv4.ip_local_port_range), or the address is not "
            "this host's";
   case EADDRINUSE:
-    return ": another program, or job, has this port";
+    return ": another program or job uses this port";
   case EACCES:
   case EPERM:
-    return ": ports below 1024 are root's; or a firewall of this host forbids it";
+    return ": only root may use ports below 1024, or a firewall of this host forbids the "
+           "connection";
   case ENOMEM:
   case ENOBUFS:
-    return ": the system has no memory for it (sysctl net.ipv4.tcp_mem)";
+    return ": the system is out of memory for connections (sysctl net.ipv4.tcp_mem)";
   case ENOSPC:
-    return ": too many for this user (sysctl fs.epoll.max_user_watches)";
+    return ": this user watches too many files (sysctl fs.epoll.max_user_watches)";
   default:
     return "";
   }
@@ -154,8 +155,9 @@ static onebit_status_t resolve_host(const char *host, const char *port,
   if (code == EAI_SYSTEM)
     return ob_net_failed("getaddrinfo");
   if (code != 0)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "sockets: \"%s\" is no address and no known name: %s",
-                    host, gai_strerror(code));
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "sockets: \"%s\" is neither an address nor the name of a known host: %s", host,
+                    gai_strerror(code));
   memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
   address->length = found->ai_addrlen;
   address->named = !is_numeric_host(host) && strcmp(host, "localhost") != 0;
@@ -180,7 +182,7 @@ void ob_address_set_scope(struct ob_address *address, const struct ob_address *f
 
 static onebit_status_t report_bad_address(const char *text) {
   return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "options->rendezvous \"%.100s\": expected host:port, e.g. node1:29400", text);
+                  "options->rendezvous is \"%.100s\": expected host:port, e.g. node1:29400", text);
 }
 
 onebit_status_t ob_address_resolve(const char *text, struct ob_address *address) {
@@ -197,7 +199,7 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
   const uint32_t *scope = find_scope_id(address);
   if (scope && !*scope)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->rendezvous \"%.100s\": a link-local address needs its interface, "
+                    "options->rendezvous is \"%.100s\": a link-local address needs its interface, "
                     "e.g. [fe80::1%%eth0]:29400",
                     text);
   return ONEBIT_OK;

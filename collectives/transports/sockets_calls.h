@@ -22,7 +22,7 @@
 struct ob_address {
   struct sockaddr_storage storage;
   socklen_t length;
-  bool named; /* given by a name that means this host on other hosts, too */
+  bool named; /* given by a name that other hosts resolve to this host, too */
 };
 
 /* Resolves "host:port" or "[host]:port". Fails with ONEBIT_ERROR_ARGUMENT. */
@@ -71,7 +71,7 @@ const char *ob_net_reason(int code, char text[OB_NET_REASON]);
  * files: ...". */
 onebit_status_t ob_net_failed(const char *call);
 
-/* Raises this process's limit of open files to the highest value that the administrator allows. */
+/* Raises this process's limit of open files to the hard limit. */
 void ob_net_raise_limit(void);
 
 /* A hook for tests, called with a call's name before each call. If its result is not 0, the call

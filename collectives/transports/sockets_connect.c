@@ -17,8 +17,8 @@
 /* The time in seconds by which the other ranks' timeout is longer than that of rank 0, whose error
  * message names the missing ranks. */
 #define GRACE 1.0
-/* The age in seconds of a refusal from which on it is too old: the rank 0 that sent it has exited,
- * and a new rank 0 would have answered by now. */
+/* The age in seconds from which on a refusal is ignored: the rank 0 that sent it has exited, and a
+ * new rank 0 would have answered by now. */
 #define RECENT_SECONDS 2.0
 
 /* --- Errors, sends and receives ----------------------------------------------------------------*/
@@ -160,7 +160,7 @@ static onebit_status_t open_attempt(struct ob_rendezvous *state, struct attempt 
   const struct ob_greeting greeting = make_greeting(state, stream);
   struct ob_address to;
   if (!ob_address_scan(state->addresses[rank], &to))
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0's list has no address of rank %d",
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0's list of addresses lacks rank %d",
                     rank);
   ob_address_set_scope(&to, &state->own);
   if (visitor->file < 0)
@@ -276,7 +276,7 @@ static onebit_status_t connect_ranks(struct ob_rendezvous *state) {
   size_t count = (size_t)state->rank * ((size_t)state->streams + 1);
   struct attempt *attempts = ob_allocate(count, sizeof *attempts);
   if (!attempts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: no memory for %zu connections", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: out of memory for %zu connections", count);
   for (size_t i = 0; i < count; i++)
     attempts[i].visitor.file = -1;
   onebit_status_t status = connect_all(state, attempts);
@@ -326,7 +326,8 @@ static onebit_status_t run_rendezvous(struct ob_rendezvous *state) {
   if (!state->members || !state->addresses) {
     ob_release(state->members);
     state->members = NULL;
-    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: no memory for the addresses of %zu ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: out of memory for the addresses of %zu ranks",
+                    size);
   }
   for (int rank = 0; rank < state->size; rank++)
     state->members[rank].file = -1;
@@ -343,7 +344,7 @@ onebit_status_t ob_sockets_connect(const onebit_sockets_options_t *options, doub
   struct ob_rendezvous *state = ob_allocate(1, sizeof *state);
   *sockets = NULL;
   if (!state)
-    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "sockets: out of memory for a communicator");
   *state = (struct ob_rendezvous){.options = options,
                                   .rank = options->rank,
                                   .size = options->ranks,

@@ -18,8 +18,7 @@ void ob_visitor_close(struct ob_visitor *visitor) {
   visitor->file = -1;
 }
 
-/* Accepts new connections as visitors. If all entries are used, a new visitor replaces the
- * oldest. */
+/* Accepts new connections as visitors. If the list is full, a new visitor replaces the oldest. */
 static onebit_status_t accept_connections(struct ob_rendezvous *state) {
   for (int file; (file = ob_net_accept(state->listener)) >= 0;) {
     struct ob_visitor *visitor = &state->visitors[state->next_visitor++ % OB_VISITORS];
@@ -69,7 +68,7 @@ onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept
 
 /* --- Ranks that join ---------------------------------------------------------------------------*/
 
-/* If two jobs without names use the same port, rank 0 only notices it when a second connection
+/* If two jobs without names use the same port, rank 0 notices that only when a second connection
  * claims the same rank. The ranks of a job without a name from a launcher are assumed to start
  * within this many seconds of each other. */
 double ob_join_quiet = 2.0;
@@ -85,7 +84,9 @@ static void refuse_visitor(const struct ob_visitor *visitor, onebit_status_t sta
   (void)!ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-static const char *job_source_name(const char *named) { return *named ? named : "no variable"; }
+static const char *job_source_name(const char *named) {
+  return *named ? named : "no environment variable";
+}
 
 static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   const char *named = visitor->greeting.named;
@@ -95,11 +96,10 @@ static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_
              "rank 0 at %.100s belongs to another job: its %s differs from this rank's",
              state->options->rendezvous, job_source_name(named));
   else
-    snprintf(
-        text, sizeof text,
-        "rank 0 at %.72s belongs to another job, or its job name comes from %s and this rank's "
-        "from %.31s: set ONEBIT_JOB on all ranks",
-        state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
+    snprintf(text, sizeof text,
+             "rank 0 at %.72s belongs to another job, or takes its job name from %s and this rank "
+             "from %.31s: set ONEBIT_JOB on all ranks",
+             state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
   refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
 
@@ -137,12 +137,11 @@ static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_vi
 static void refuse_second_rank(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   char text[256];
-  snprintf(text, sizeof text, "there is a rank %d already", rank);
+  snprintf(text, sizeof text, "a rank %d has already joined", rank);
   if (!state->job.exact) {
     snprintf(text, sizeof text,
-             "there is a rank %d already, and a second one has come to %.60s: two jobs use this "
-             "port, or a rank was started twice. Give each job another port, or a name of its own "
-             "(ONEBIT_JOB)",
+             "two processes joined as rank %d at %.60s: two jobs use this port, or a rank was "
+             "started twice. Give each job its own port, or its own name (ONEBIT_JOB)",
              rank, state->options->rendezvous);
     state->refused = ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: %s", text);
   }
@@ -169,7 +168,8 @@ static void gather_add_member(struct ob_rendezvous *state, struct ob_visitor *vi
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (greeting->version != OB_GREETING_VERSION)
-    refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, 0, "rank 0 has another version of the library");
+    refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, 0,
+                   "rank 0 has another version of the library: install one version on all hosts");
   if (greeting->version != OB_GREETING_VERSION || greeting->kind != OB_JOIN)
     return false;
   greeting->named[sizeof greeting->named - 1] = '\0';
@@ -203,7 +203,7 @@ static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool j
   if (joining)
     return ONEBIT_OK; /* the member may be started again */
   return ob_error(ONEBIT_ERROR_TRANSPORT,
-                  "sockets: rank %d at %.63s has ended before all ranks were connected", rank,
+                  "sockets: rank %d at %.63s ended before all ranks were connected", rank,
                   state->addresses[rank]);
 }
 
@@ -368,9 +368,9 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
 static void warn_of_late_rank(struct ob_sockets *sockets) {
   if (!sockets->warned)
     ob_log(OB_LOG_WARN, sockets->rank,
-           "sockets: another rank has come to this job's port after all %d had joined. If another "
-           "job uses this port, some of its ranks may have joined this one: give each job its own "
-           "port or ONEBIT_JOB",
+           "sockets: another rank tried to join after all %d ranks had joined. If another job uses "
+           "this port, some of its ranks may have joined this job: give each job its own port or "
+           "its own ONEBIT_JOB",
            sockets->size);
   sockets->warned = true;
 }
@@ -384,11 +384,11 @@ static void refuse_late_rank(struct ob_sockets *sockets, int file) {
                              .streams = OB_ANSWER_FOR_NOW,
                              .key = {sockets->key[0], sockets->key[1]}};
   struct ob_greeting greeting = {0};
-  snprintf(answer.text, sizeof answer.text,
-           "all %d ranks of the job at this port are connected already: another job uses it, or "
-           "this rank was started again. Give each job another port, or a name of its own "
-           "(ONEBIT_JOB)",
-           sockets->size);
+  snprintf(
+      answer.text, sizeof answer.text,
+      "all %d ranks of the job at this port are already connected: another job uses the port, or "
+      "this rank was started again. Give each job its own port, or its own name (ONEBIT_JOB)",
+      sockets->size);
   (void)!ob_net_recv(file, &greeting, sizeof greeting);
   (void)!ob_send_all(file, &answer, sizeof answer);
   ob_own_close(file);

@@ -31,8 +31,8 @@ static const struct launcher {
     {"LSB_JOBID", NULL, false},
 };
 
-/* Returns the job number that the variable has; NULL: it has none. torchrun without an id writes
- * "none". */
+/* Returns the job number in an environment variable; NULL: it has none. Without an id torchrun sets
+ * the variable to "none". */
 static const char *read_job_number(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text && strcmp(text, "none") != 0 ? text : NULL;
@@ -126,7 +126,8 @@ static onebit_status_t open_own_listener(struct ob_rendezvous *state, char text[
   if (state->listener < 0)
     state->listener = ob_address_listen(&own);
   if (state->listener < 0)
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: cannot listen at a port of its own: %s",
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "sockets: this rank cannot listen at a port of its own: %s",
                     ob_net_reason(errno, reason));
   if (ob_net_getsockname(state->listener, &bound) < 0)
     return ob_rendezvous_failed(state, "getsockname");
@@ -157,7 +158,7 @@ static onebit_status_t read_answer(struct ob_rendezvous *state, struct ob_answer
   if (answer->magic != OB_GREETING_MAGIC)
     *answer = (struct ob_answer){.status = ONEBIT_ERROR_TRANSPORT,
                                  .streams = OB_ANSWER_FOR_NOW,
-                                 .text = "another program than rank 0 listens there"};
+                                 .text = "a program that is not rank 0 listens there"};
   return answer->status < 0 ? handle_refusal(state, answer) : ONEBIT_OK;
 }
 
@@ -191,7 +192,9 @@ static onebit_status_t read_addresses(struct ob_rendezvous *state) {
   OB_TRY(read_answer(state, &answer));
   if (answer.version != OB_GREETING_VERSION || answer.status != ONEBIT_OK || answer.streams < 1 ||
       answer.streams > ONEBIT_SOCKETS_STREAMS)
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0 has another version of the library");
+    return ob_error(
+        ONEBIT_ERROR_TRANSPORT,
+        "sockets: rank 0 has another version of the library: install one version on all hosts");
   state->streams = answer.streams;
   memcpy(state->key, answer.key, sizeof state->key);
   OB_TRY(ob_rendezvous_receive(state, state->root, state->addresses, bytes));
@@ -262,7 +265,7 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
     return ob_rendezvous_failed(state, "recv");
   if (got <= 0)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "sockets: rank 0 has ended before all ranks were connected");
+                    "sockets: rank 0 ended before all ranks were connected");
   state->verdict_done += (size_t)got;
   if (state->verdict_done < sizeof state->verdict)
     return ONEBIT_IN_PROGRESS;

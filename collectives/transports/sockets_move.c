@@ -96,7 +96,7 @@ static onebit_status_t grow_tags(struct ob_sockets_link *link) {
   size_t capacity = link->tag_capacity ? 2 * link->tag_capacity : 16;
   struct ob_tag_count *larger = ob_allocate(capacity, sizeof *larger);
   if (!larger)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tags", capacity);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu tags", capacity);
   if (link->tag_count)
     memcpy(larger, link->tags, link->tag_count * sizeof *larger);
   ob_release(link->tags);
@@ -206,8 +206,8 @@ static void assign_segment(struct ob_sockets_link *link, struct ob_stream *strea
     link->last = &link->first;
 }
 
-/* Requests a report from the system when the stream can take more bytes, if the stream is blocked
- * and has bytes to send; otherwise cancels the request. */
+/* If the stream is blocked and has bytes to send, asks epoll to report when the stream can take
+ * more bytes; otherwise cancels that request. */
 static void watch_stream(struct ob_stream *stream) {
   bool wanted = stream->blocked && (stream->sending || stream->link->first);
   struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = stream};
@@ -295,7 +295,7 @@ static struct ob_incoming *keep_unexpected_message(struct ob_sockets_link *link,
                                     ? ob_allocate(1, sizeof *message + in->total)
                                     : NULL;
   if (!message) {
-    lose_link(link, "there is no memory for its message of %zu bytes", (size_t)in->total);
+    lose_link(link, "this rank is out of memory for its message of %zu bytes", (size_t)in->total);
     return NULL;
   }
   *message = (struct ob_incoming){.data = (unsigned char *)(message + 1),
@@ -323,7 +323,7 @@ static struct ob_incoming *find_segment_message(struct ob_sockets_link *link,
     message->total = in->total;
   else if (!link->lost &&
            (message->total != in->total || in->bytes > message->total - message->arrived))
-    lose_link(link, "the headers of its message's segments differ: the connection is damaged");
+    lose_link(link, "the headers of a message's segments differ: the connection is damaged");
   return link->lost ? NULL : message;
 }
 
@@ -445,7 +445,7 @@ void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *me
   if (!message->open)
     return;
   /* The rest of the message would be read from later bytes. */
-  lose_link(link, "a send to it was cancelled, after which the connection cannot be used");
+  lose_link(link, "a send to it was cancelled, so the connection cannot be used any more");
   for (int i = 0; i < link->sockets->streams; i++)
     if (link->streams[i].sending == message)
       link->streams[i].sending = NULL;

@@ -41,7 +41,7 @@ enum ob_greeting_kind { OB_JOIN = 1, OB_STREAM = 2 };
 struct ob_greeting {
   uint32_t magic, version;
   int32_t kind, rank, size, stream;
-  uint64_t key[2]; /* the communicator's; in JOIN that of the newest communicator here, or zeros */
+  uint64_t key[2]; /* of the communicator; in JOIN of the newest communicator here, or zeros */
   char address[OB_ADDRESS_BYTES];
   char named[32]; /* as in ob_job */
 };

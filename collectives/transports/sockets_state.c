@@ -16,9 +16,9 @@
 #include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
 
-/* The longest time in milliseconds after which the system sends unacknowledged data again, an
- * option of Linux 6.15. Linux's own limit is two minutes, by which each outage of a host would
- * become longer. */
+/* The longest time in milliseconds until the system sends unacknowledged data again, an option of
+ * Linux 6.15. Linux's own limit is two minutes; each outage of a host would then last up to two
+ * minutes longer. */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
@@ -126,7 +126,7 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
   struct ob_sockets *sockets = ob_allocate(1, sizeof *sockets);
   *result = NULL;
   if (!sockets)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   sockets->forks = ob_forks();
   sockets->listener = -1;
   sockets->rank = rank;
@@ -144,17 +144,17 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
     sockets->all_streams = NULL;
     ob_sockets_destroy(sockets);
     errno = code;
-    return code
-               ? ob_net_failed("epoll_create")
-               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
+    return code ? ob_net_failed("epoll_create")
+                : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the connections with %d ranks",
+                           size);
   }
   init_links(sockets);
   *result = sockets;
   return ONEBIT_OK;
 }
 
-/* Closes a stream. Unread bytes are read first, since with unread bytes the system would discard
- * bytes that are still to be sent. */
+/* Closes a stream. Reads unread bytes first: if a stream is closed with unread bytes, the system
+ * discards bytes that are still to be sent. */
 static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   if (stream->file < 0)
     return;
@@ -189,10 +189,10 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
   ob_release(sockets);
 }
 
-/* Limits of the bytes that a connection has accepted and not sent yet. They cannot move to another
- * connection, so a slow connection must not have many of them when a message ends. A fast
- * connection must not run out of them before the rank writes to it again: 64 kB on each of 8
- * connections take 4 ms at 1 Gbit/s. */
+/* Limits of a connection's unsent bytes, which it has accepted and not sent yet. These bytes cannot
+ * move to another connection, so a slow connection must not have many of them when a message ends.
+ * A fast connection must not run out of bytes before the rank writes to it again: 64 kB on each of
+ * 8 connections take 4 ms at 1 Gbit/s. */
 #define MIN_UNSENT     (16 << 10)
 #define MAX_UNSENT     (64 << 10)
 #define UNSENT_SECONDS 0.02

@@ -27,7 +27,7 @@
 
 struct ob_segment {
   uint32_t magic, check; /* check: a hash of the fields below */
-  uint64_t number;       /* number of the message among the sender's with its tag */
+  uint64_t number;       /* number of the message among the sender's messages with this tag */
   uint64_t total;        /* bytes of the message */
   uint64_t offset;       /* offset of the segment in the message */
   uint32_t bytes;        /* of the segment */
@@ -107,7 +107,7 @@ struct ob_sockets_link {
   size_t tag_count, tag_capacity;
   int turn;  /* the stream that gets the next segment first */
   int ended; /* the number of streams that have ended */
-  bool far;  /* one connection may not use the link's whole bandwidth */
+  bool far;  /* one connection may be too slow for the link's whole bandwidth */
   bool lost; /* messages can no longer be sent or received */
   char why[160];
   struct ob_end_note note;

@@ -26,8 +26,8 @@ struct ob_batch {
   onebit_comm_t comm;
   size_t capacity; /* the largest number of sends, and of receives */
   size_t sends, receives;
-  /* The caller fills these in before `begin`, which starts the first `sends` and `receives`
-   * endpoints of them. */
+  /* The endpoints. The caller fills them in before `begin`, which starts the first `sends` and the
+   * first `receives` of them. */
   struct ob_endpoint *send, *receive;
   void *messages; /* memory of the transport: message_bytes for each send and receive */
 };
@@ -48,7 +48,7 @@ struct ob_window {
 struct ob_transport {
   const char *name;
   bool (*threads)(void); /* true if several threads may call it at once. NULL: they may */
-  bool host_messages;    /* it can transfer messages in memory of the host */
+  bool host_messages;    /* it can transfer messages in host memory */
   /* Returns true if the host can also make it transfer messages in memory of a device. NULL: it
    * cannot. */
   bool (*device_messages)(void);
@@ -68,8 +68,8 @@ struct ob_transport {
    * transport does not know. */
   int (*peer_awaited)(struct ob_batch *batch);
   /* For messages in memory of a device: enqueues the batch on a stream; the stream's next operation
-   * begins after the batch is complete. NULL: the transport transfers messages in memory of the
-   * host only. */
+   * begins after the batch is complete. NULL: the transport only transfers messages in host
+   * memory. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
   /* Returns a stream of the communicator on which messages can run beside kernels. NULL: it has
    * none. */

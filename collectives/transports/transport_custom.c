@@ -84,8 +84,9 @@ static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, 
     return fail_operation(batch, "receive from", in->peer, code);
   if (!*operation)
     return end_failed_batch(
-        batch, ob_error(ONEBIT_ERROR_TRANSPORT,
-                        "custom: the receive callback for rank %d has set no operation", in->peer));
+        batch,
+        ob_error(ONEBIT_ERROR_TRANSPORT,
+                 "custom: the receive callback for rank %d has not set *operation", in->peer));
   return ONEBIT_OK;
 }
 
@@ -120,11 +121,10 @@ static onebit_status_t set_received_size(struct custom_batch *batch, size_t numb
     return ONEBIT_OK;
   struct ob_endpoint *in = &batch->base.receive[number];
   if (bytes > in->bytes)
-    return end_failed_batch(batch,
-                            ob_error(ONEBIT_ERROR_TRANSPORT,
-                                     "custom: a message of %zu bytes from rank %d, which is longer "
-                                     "than expected, %zu",
-                                     bytes, in->peer, in->bytes));
+    return end_failed_batch(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                                            "custom: a message of %zu bytes arrived from rank %d, "
+                                            "which is longer than expected, %zu",
+                                            bytes, in->peer, in->bytes));
   in->bytes = bytes;
   return ONEBIT_OK;
 }
@@ -221,7 +221,7 @@ static onebit_status_t check_function(const char *name, bool there) {
   return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
 }
 
-/* Checks the arguments. With wrong ones the other ranks could not be told of an error. */
+/* Checks the arguments without which this rank could not tell the other ranks of an error. */
 static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *call, int rank,
                                            int size) {
   OB_TRY(ob_size_check("callbacks", call, sizeof *call));
@@ -254,7 +254,7 @@ static onebit_status_t custom_create_local(const onebit_transport_callbacks_t *c
   struct custom *custom = ob_allocate(1, sizeof *custom);
   *comm = NULL;
   if (!custom)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a communicator");
   custom->call = *call;
   custom->call.host = NULL;
   onebit_status_t status =

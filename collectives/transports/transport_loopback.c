@@ -1,7 +1,7 @@
 /*
  * A transport between threads of one process. A send is matched with its receive in the receiver's
  * mailbox, under the group's lock, in the order in which they were begun. The thread that begins
- * the later one of the two copies the bytes from the sender's buffer to the receiver's.
+ * the later of the two operations copies the bytes from the sender's buffer to the receiver's.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -328,7 +328,7 @@ static onebit_status_t create_members(struct group *group, const int *host_of, i
 static onebit_status_t loopback_group_create(int size, const int *host_of, onebit_comm_t *comms) {
   struct group *group = group_create(size);
   if (!group)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %d loopback ranks", size);
   name_hosts(group, host_of);
   onebit_status_t status = create_members(group, host_of, size, comms);
   if (status != ONEBIT_OK)
@@ -347,7 +347,7 @@ onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_co
   memset(comms, 0, (size_t)size * sizeof *comms);
   int *host_of = ob_allocate((size_t)size, sizeof *host_of);
   if (!host_of)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %d loopback ranks", size);
   assign_hosts(host_of, size, hosts);
   onebit_status_t status = loopback_group_create(size, host_of, comms);
   ob_release(host_of);
@@ -425,7 +425,7 @@ static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *surviv
   if (late)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
                     "loopback: this rank called onebit_comm_shrink too late: the other ranks have "
-                    "continued without it");
+                    "already continued without it");
   return status == ONEBIT_OK ? status
-                             : ob_error(status, "no memory for the survivors' communicators");
+                             : ob_error(status, "out of memory for the survivors' communicators");
 }

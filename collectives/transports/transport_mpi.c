@@ -254,7 +254,7 @@ static onebit_status_t make_batch_error(const struct mpi_batch *batch, int code)
     return ob_error(status, "the process of rank %d on host %s has failed: %.150s", failed,
                     ob_comm_host_name(comm, failed), onebit_last_error());
   return peer < 0 ? status
-                  : ob_error(status, "a message from or to rank %d on host %s: %.150s", peer,
+                  : ob_error(status, "a message from or to rank %d on host %s failed: %.150s", peer,
                              ob_comm_host_name(comm, peer), onebit_last_error());
 }
 
@@ -314,14 +314,14 @@ static bool mpi_is_threaded(void) {
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
 }
 
-/* Probes for a message, which makes MPI advance its messages. */
+/* Makes MPI advance its messages, by probing for a message. */
 static void mpi_progress(onebit_comm_t comm) {
   int found;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_handle(comm), &found, MPI_STATUS_IGNORE);
 }
 
-/* Asks the MPI library at run time: a library that is built for devices can be configured not to
- * use them. */
+/* Returns true if MPI can transfer messages in device memory. Asks the MPI library at run time,
+ * since a library that is built for devices can be configured not to use them. */
 static bool mpi_moves_device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;

@@ -183,9 +183,10 @@ static onebit_status_t read_environment_number(const char *name, int *value) {
   char *end = NULL;
   long number = text ? strtol(text, &end, 10) : -1;
   if (!text || end == text || *end || number < 0 || number > 1 << 20)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->ranks is 0, and %s of the environment is \"%.40s\", no number", name,
-                    text ? text : "");
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "options->ranks is 0, but the environment variable %s is \"%.40s\", not a number of ranks",
+        name, text ? text : "");
   *value = (int)number;
   return ONEBIT_OK;
 }
@@ -202,8 +203,8 @@ static onebit_status_t complete_options(onebit_sockets_options_t *options, char 
   if (options->rendezvous || options->ranks == 1)
     return ONEBIT_OK;
   if (!host || !port)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->rendezvous is NULL, and MASTER_ADDR or MASTER_PORT not set");
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->rendezvous is NULL, but the environment "
+                                           "variable MASTER_ADDR or MASTER_PORT is not set");
   snprintf(memory, 256, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
   options->rendezvous = memory;
   return ONEBIT_OK;

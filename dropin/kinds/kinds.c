@@ -21,9 +21,9 @@ typedef word entry(word, word, word, word, word, word, word, word, word, word, w
 
 enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
 
-/* Returns the function to call. Only Open MPI's part defines Fortran functions. For another MPI the
- * function of that MPI is returned, since its Fortran functions call those of C. If the process's
- * MPI has no part, the first part is called, which reports the error. */
+/* Returns the function to call. Only Open MPI's part defines Fortran functions. For another MPI,
+ * the Fortran function of that MPI is returned, since it calls the C functions. If the library has
+ * no part for the process's MPI, the first part is called, which reports the error. */
 static entry *choose_function(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
   const struct ob_mpi_found *found = ob_mpi_find();
   entry *next = NULL;

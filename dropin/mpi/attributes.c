@@ -39,8 +39,8 @@ static void add_holder(struct holder *holder) {
   *at = holder;
 }
 
-/* Deletes a holder. MPI calls it as an MPI_Comm_delete_attr_function, in MPI_Comm_free, which is
- * collective, or in MPI_Finalize. */
+/* Deletes a holder. MPI calls this function as an MPI_Comm_delete_attr_function, in MPI_Comm_free,
+ * which is collective, or in MPI_Finalize. */
 static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   struct holder *holder = value;
   (void)key, (void)extra;
@@ -57,8 +57,8 @@ static struct holder *get_oldest_holder(void) {
   return holders;
 }
 
-/* Deletes the attribute of all communicators. MPI calls it when it deletes that of
- * MPI_COMM_SELF. */
+/* Deletes the attribute of all communicators. MPI calls this function when it deletes the attribute
+ * of MPI_COMM_SELF. */
 static int delete_all_holders(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
   for (struct holder *holder = get_oldest_holder(); holder; holder = get_oldest_holder())
@@ -114,15 +114,15 @@ onebit_status_t ob_attached_read_failure(MPI_Comm comm) {
   return holder ? ob_outcome_status(&holder->outcome) : ONEBIT_OK;
 }
 
-/* True for an intra-communicator with several ranks. */
+/* Returns true for an intra-communicator with several ranks. */
 static bool has_several_ranks(MPI_Comm comm) {
   int inter = 1, size = 1;
   return PMPI_Comm_test_inter(comm, &inter) == MPI_SUCCESS && !inter &&
          PMPI_Comm_size(comm, &size) == MPI_SUCCESS && size > 1;
 }
 
-/* True if all ranks have stored the attribute. If one rank can not store it, no rank keeps it: that
- * rank could not take part in later calls. The next call tries again, on all ranks. */
+/* Returns true if all ranks have stored the attribute. If one rank can not store it, no rank keeps
+ * it: that rank could not take part in later calls. The next call tries again, on all ranks. */
 static bool store_on_all_ranks(MPI_Comm comm, int key, struct holder *holder) {
   bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
   int64_t missing = !mine;

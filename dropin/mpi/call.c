@@ -15,7 +15,7 @@ struct handles {
   MPI_Op sum, average;
 };
 
-/* Functions read the handles without a lock: all of them are set, or none. */
+/* Functions read the handles without a lock: either all handles are set, or none is. */
 static const struct handles none; /* all bytes are zero, which is no valid handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
@@ -121,7 +121,8 @@ MPI_Op ob_mpi_average(void) {
 
 /* ---- Properties of a call */
 
-/* True if the type is this MPI library's half-precision type. MPI has no standard name for one. */
+/* Returns true if the type is this MPI library's half-precision type. MPI has no standard name for
+ * one. */
 static bool is_mpi_half(MPI_Datatype type) {
 #if defined(OPEN_MPI)
   return ob_mpi()->ompi_mpi_short_float && type == (MPI_Datatype)ob_mpi()->ompi_mpi_short_float;
@@ -133,8 +134,8 @@ static bool is_mpi_half(MPI_Datatype type) {
 #endif
 }
 
-/* True for C's float, and for Fortran's REAL if it has 4 bytes, which depends on the compiler's
- * flags when MPI was built. */
+/* Returns true for C's float, and for Fortran's REAL if it has 4 bytes, which depends on the
+ * compiler's flags when MPI was built. */
 static bool is_float(MPI_Datatype type) {
   int bytes = 0;
   if (type == MPI_FLOAT || type == MPI_REAL4)
@@ -210,7 +211,7 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   return MPI_SUCCESS;
 }
 
-/* Makes the call by MPI's own function. The call is blocking if `request` is NULL. */
+/* Makes the call with MPI's own function. The call is blocking if `request` is NULL. */
 static int call_mpi(const struct ob_mpi_call *call, MPI_Request *request) {
   const void *send = call->sendbuf;
   void *receive = call->recvbuf;

@@ -81,8 +81,7 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
     reason = OB_REASON_TYPE;
   switch (reason) {
   case OB_REASON_TYPE:
-    return report_error(call->comm, MPI_ERR_TYPE,
-                        "datatype: the type is not float, bfloat16 or half");
+    return report_error(call->comm, MPI_ERR_TYPE, "datatype is not float, bfloat16 or half");
   case OB_REASON_OPERATION:
     return report_error(call->comm, MPI_ERR_OP, "op: %s",
                         onebit_counters_reason(OB_REASON_OPERATION));
@@ -103,8 +102,8 @@ static int check_call(struct ob_mpi_call *call, int count) {
 
 /* ---- Calls ---- */
 
-/* Reports why the communicator has no state. Returns MPI_SUCCESS if memory was missing: its calls
- * are then dense. All other failures come from the program's environment. */
+/* Reports why the communicator has no state. Returns MPI_SUCCESS if memory ran out: the
+ * communicator's calls are then dense. All other failures come from the program's environment. */
 static int report_attach_failure(MPI_Comm comm) {
   onebit_status_t status = ob_attached_read_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
@@ -126,8 +125,8 @@ static int find_exchange(const struct ob_mpi_call *call, struct ob_exchange **ex
   return own ? report_code(call->comm, code) : code;
 }
 
-/* Makes a call dense by a nonblocking call of MPI, as all ranks do. While it waits, it moves the
- * operations in flight, which other ranks may wait for. */
+/* Makes a call dense, with a nonblocking call of MPI, as all ranks do. While it waits, it advances
+ * the operations in flight, which other ranks may wait for. */
 static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1;
@@ -174,7 +173,7 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
   if (sendbuf != MPI_IN_PLACE && sendcount != recvcount)
     return report_error(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount, recvcount);
   if (sendbuf != MPI_IN_PLACE && sendtype != recvtype)
-    return report_error(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
+    return report_error(comm, MPI_ERR_TYPE, "sendtype and recvtype differ");
   return run_call(&call);
 }
 
@@ -185,7 +184,7 @@ int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
     return report_error(comm, MPI_ERR_BUFFER, "buffer is NULL");
   struct ob_attached *attached = ob_attached_find(comm);
   if (attached && ob_attached_forget(attached, buffer) != ONEBIT_OK)
-    return report_error(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
+    return report_error(comm, MPI_ERR_REQUEST, "another call on the buffer is in flight");
   return MPI_SUCCESS;
 }
 
@@ -316,7 +315,7 @@ int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatyp
   *request = requests_make(&call, false);
   if (!*request) {
     OB_TRY_MPI(run_call(&call));
-    return report_error(comm, MPI_ERR_NO_MEM, "no memory for a request");
+    return report_error(comm, MPI_ERR_NO_MEM, "out of memory for a request");
   }
   int code = requests_begin(*request);
   if (code != MPI_SUCCESS)
@@ -331,7 +330,7 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
   (void)info;
   OB_TRY_MPI(requests_check(&call, count, request));
   *request = requests_make(&call, true);
-  return *request ? MPI_SUCCESS : report_error(comm, MPI_ERR_NO_MEM, "no memory for a request");
+  return *request ? MPI_SUCCESS : report_error(comm, MPI_ERR_NO_MEM, "out of memory for a request");
 }
 
 int ONEBIT_Start(ONEBIT_Request *request) {

@@ -18,7 +18,7 @@ struct tensor {
   struct ob_buffers buffers; /* the buffers of this rank; NULL: not known */
   uint64_t used;             /* the value of `calls` when the tensor was last used */
   bool again;                /* used more than once */
-  unsigned pause;            /* for how many calls the tensor stays dense, after withdrawals */
+  unsigned pause;            /* for how many more calls the tensor stays dense, after withdrawals */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
   struct ob_shadow shadow; /* its input is stored after this struct */
@@ -64,7 +64,7 @@ onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_at
   if (ob_allreduce_max(comm, &missing, 1) != MPI_SUCCESS)
     status = ONEBIT_ERROR_TRANSPORT;
   else if (missing)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator, on some rank");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "some rank is out of memory for a communicator");
   else
     status = ob_queue_create(comm, &attached->queue);
   *result = status == ONEBIT_OK ? attached : NULL;
@@ -139,7 +139,7 @@ static int reserve_slot(struct ob_attached *attached) {
   return oldest;
 }
 
-/* Stands for the bits an element that ONEBIT_BITS gives. */
+/* Zeros, which select the bits per element that ONEBIT_BITS sets. */
 static const struct ob_bits own_bits = {0, 0};
 
 /* Creates a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
@@ -225,7 +225,8 @@ static struct tensor *get_tensor_at(struct ob_attached *attached, int position,
 
 /* ---- A preloaded program's calls ---- */
 
-/* The budget is divided again after this many calls, by what the plans have measured since then. */
+/* The budget of ONEBIT_BUDGET is divided among the tensors again after this many calls, according
+ * to the plans' measurements in these calls. */
 #define FIT_CALLS 64
 
 /* Divides the budget among the tensors. Waits until the calls in flight are decided, since all
@@ -300,8 +301,8 @@ void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation
 
 /* ---- Agreeing on a tensor ---- */
 
-/* True if a tensor may be created for buffers that no rank knows. Gives the same result on all
- * ranks. */
+/* Returns true if a tensor may be created for buffers that no rank knows. Gives the same result on
+ * all ranks. */
 static bool may_create_tensor(const struct ob_attached *attached, const struct ob_mpi_call *call) {
   size_t once = 0, elements = call->count;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -330,8 +331,8 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
   return (int)largest[0];
 }
 
-/* True if this rank knew the tensor by other buffers. If the call's buffers belonged to another
- * tensor before, the residual is reset, since it may belong to neither tensor. */
+/* Returns true if this rank knew the tensor by other buffers. If the call's buffers belonged to
+ * another tensor before, the residual is reset, since it may belong to neither tensor. */
 static bool detect_new_buffers(struct ob_attached *attached, int slot,
                                const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
@@ -363,7 +364,7 @@ static struct ob_exchange *mpi_communicator_find_tensor(struct ob_attached *atta
   struct ob_exchange *exchange = use_tensor(attached, slot, call);
   if (alike)
     return exchange;
-  ob_exchange_count_dense(exchange); /* all ranks know that some rank would withdraw */
+  ob_exchange_count_dense(exchange); /* all ranks know that some rank would withdraw the call */
   return NULL;
 }
 

@@ -5,8 +5,8 @@
  *
  * A tensor is identified by the position of its call in the order of calls (dropin/loops.h).
  * ONEBIT_Allreduce and similar functions compress from the first call on: if a call has no position
- * yet, the ranks agree on its tensor by a message of 32 bytes. One rank's buffers alone never
- * decide.
+ * yet, the ranks agree on its tensor by a message of 32 bytes. The buffers of one rank alone never
+ * decide which tensor it is.
  */
 #ifndef OB_DROPIN_MPI_COMMUNICATOR_H
 #define OB_DROPIN_MPI_COMMUNICATOR_H
@@ -25,7 +25,7 @@ struct ob_attached *ob_attached_get(MPI_Comm comm, unsigned repeats);
 
 /* The input and the output of ob_attached_follow. */
 struct ob_followed {
-  struct ob_bits bits;      /* in: bits an element, if the call is compressed */
+  struct ob_bits bits;      /* in: bits per element, if the call is compressed */
   double budget;            /* in: ONEBIT_BUDGET, for all tensors together; 0: none */
   enum ob_reason reason;    /* out: why the call is dense */
   int tensor;               /* out: the tensor's number, if the call is compressed */
@@ -36,8 +36,8 @@ struct ob_followed {
 /* Finds the exchange for a call of a preloaded program, or returns NULL and the reason if the call
  * is dense. Once all ranks follow a loop (dropin/loops.h), calls with a known position are
  * compressed. The ranks communicate when they agree whether to follow a loop, and when they create
- * a plan: all of them do so in the same call, also in a nonblocking one. The caller must first sort
- * out calls that stay dense, by rules that give the same result on all ranks. */
+ * a plan: all of them do so in the same call, also in a nonblocking one. The caller must not pass
+ * calls that stay dense by rules that give the same result on all ranks. */
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed);
 
@@ -97,7 +97,7 @@ void ob_requests_detach_comm(MPI_Comm comm);
  * and `norm`. */
 struct ob_shadow {
   uint64_t calls;           /* the number of compressed blocking calls */
-  unsigned offences, since; /* comparisons beyond the bound; comparisons since the latest one */
+  unsigned offences, since; /* comparisons beyond the bound; number since the latest one */
   bool refused;             /* the tensor stays dense from now on */
   size_t first;             /* the first element of the compared part */
   double *input;            /* the input of that part, of ob_shadow_bytes bytes */
@@ -107,19 +107,19 @@ struct ob_shadow {
 /* Returns the number of bytes for the input of a tensor's shadow. */
 size_t ob_shadow_bytes(const struct ob_mpi_call *call);
 
-/* Called before a compressed blocking call. Returns the same on all ranks: true if the call has a
- * shadow. The function then copies the input of the shadow. */
+/* Must be called before every compressed blocking call. Returns true, on all ranks alike, if the
+ * call has a shadow, and then copies the input of the shadow. */
 bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
-/* Called after a call with a shadow. Collective. tensor: the number of the tensor, for messages.
- * bits: bits an element in the call, or 0 if the tensor may get more bits, and is therefore not
- * judged. */
+/* Must be called after a call with a shadow. Collective. tensor: the number of the tensor, for
+ * messages. bits: bits per element in the call, or 0 if the tensor may get more bits; then it is
+ * never refused. */
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record);
 
-/* Called before a nonblocking call, which has no shadow. True if this rank's input is so much
- * smaller than that of the previous call that the rounding error of that call would be large
- * relative to the sum. The rank then withdraws. */
+/* Must be called before a nonblocking call, which has no shadow. Returns true if this rank's input
+ * is so much smaller than that of the previous call that the rounding error of that call would be
+ * large relative to the sum. The rank then withdraws. */
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif

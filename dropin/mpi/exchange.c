@@ -38,7 +38,7 @@ static onebit_status_t mpi_exchange_create_plan(struct ob_exchange *exchange, st
   return ONEBIT_OK;
 }
 
-/* Stores the bits an element of the call that begins, if the plan may change its bits. */
+/* Stores the bits per element of the call that begins, if the plan may change them. */
 static void note_bits(struct ob_exchange *exchange) {
   onebit_plan_info_t info = {.size = sizeof info};
   if (!exchange->moves || onebit_plan_get_info(exchange->plan, &info) != ONEBIT_OK)
@@ -98,7 +98,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
   if (code != MPI_SUCCESS)
     status = ONEBIT_ERROR_TRANSPORT;
   else if (missing)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "some rank is out of memory for an exchange");
   else
     status = mpi_exchange_create_plan(exchange, bits);
   *result = status == ONEBIT_OK ? exchange : NULL;
@@ -210,8 +210,8 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
 
 /* ---- Blocking calls while no other operation is in flight ---- */
 
-/* Makes a call dense by a nonblocking call of MPI: a rank with operations in flight makes a
- * nonblocking call too, and the two must match. */
+/* Makes a call dense, with a nonblocking call of MPI: a rank with operations in flight makes a
+ * nonblocking call, too, and both ranks' calls must match. */
 static int mpi_exchange_run_dense(const struct ob_exchange *exchange,
                                   const struct ob_mpi_call *call) {
   struct ob_mpi_call dense = *call;

@@ -34,7 +34,7 @@ struct ob_mpi_call {
   MPI_Comm comm;
   const void *sendbuf; /* as the program gave it: may be MPI_IN_PLACE */
   void *recvbuf;
-  size_t count; /* elements; onebit_operation_t says of which buffer */
+  size_t count; /* number of elements; onebit_operation_t says of which buffer */
   MPI_Datatype datatype;
   MPI_Op op; /* MPI_OP_NULL for an allgather */
 };
@@ -63,7 +63,7 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
 
-/* True if MPI is initialised and not yet finalised. */
+/* Returns true if MPI is initialised and not yet finalised. */
 bool ob_mpi_is_running(void);
 
 /* Frees the handles: MPI_Finalize calls it. */
@@ -86,17 +86,17 @@ void ob_mpi_handles_free(void);
  * own copy of the communicator, in the order of the operations.
  */
 
-/* Counts of an exchange's calls. The calls that were not compressed were withdrawn. */
+/* Counts of an exchange's calls. Calls that were not compressed were withdrawn. */
 struct ob_tally {
-  int bits;   /* bits an element sent in the latest call */
+  int bits;   /* bits per element sent in the latest call */
   bool moved; /* the latest call had other bits than the call before it */
   uint64_t calls, compressed;
-  uint64_t bytes_sent, bytes_dense; /* bytes of one compressed call; bytes of the same call dense */
+  uint64_t bytes_sent, bytes_dense; /* bytes of one call, compressed and dense */
 };
 
 struct ob_queue;     /* the operations in flight on a communicator, oldest first */
 struct ob_exchange;  /* the compressed calls of one tensor */
-struct ob_operation; /* a call by an exchange, from its beginning to its end */
+struct ob_operation; /* one call of an exchange, from its beginning to its end */
 
 /* Creates the queue of comm, an intra-communicator. Collective. Fails on all ranks or on none. */
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
@@ -106,18 +106,18 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
 void ob_queue_drain(struct ob_queue *queue);
 void ob_queue_destroy(struct ob_queue *queue);
 
-/* Advances the operations in flight in this process, on every communicator, without waiting. Called
- * in loops that wait for something else. Thread-safe. */
+/* Advances the operations in flight in this process, on every communicator, without waiting. For
+ * use in loops that wait for something else. Thread-safe. */
 void ob_queues_advance(void);
 
-/* Called in such a loop after `idle` turns without progress. Advances the operations, then yields
+/* For use in such a loop after `idle` turns without progress. Advances the operations, then yields
  * the processor, or sleeps if `idle` is large. */
 void ob_queues_backoff(unsigned idle);
 
 /* Creates an exchange. Collective over the queue's communicator, with the same arguments on all
  * ranks. The queue must outlive the exchange.
  *   call         any call with the operation, type and count of the exchange
- *   bits         the range of bits an element; 0: the value of ONEBIT_BITS
+ *   bits         the range of bits per element; 0: the value of ONEBIT_BITS
  *   has_memory   false: the caller has no memory for its own part, and all ranks fail
  * Fails on all ranks or on none. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
@@ -125,7 +125,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
                                    struct ob_exchange **exchange);
 
 /* Destroys an exchange after its operations in flight have ended. Operations that have ended but
- * were not tested yet keep their results. */
+ * have not been tested yet keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
 
 /* Returns how many of the latest calls in a row were withdrawn. First waits until the calls in
@@ -148,8 +148,8 @@ int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call
  * memory for an operation, the call is completed at once, blocking, and *operation is NULL. */
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
-/* True if the operation has ended. Advances no operation. *compressed: false if it was
- * withdrawn. */
+/* Returns true if the operation has ended. Advances no operation. *compressed: false if the
+ * operation was withdrawn. */
 bool ob_operation_is_done(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);
@@ -194,7 +194,7 @@ struct ob_queue {
   int rank, size;
   struct ob_operation *first, *last;
   bool moving;
-  bool failed; /* roll calls, in waits.c; the latest that each rank has answered */
+  bool failed; /* a wait has timed out (waits.c) */
   int64_t agreed[OB_MAX_AGREED];
   atomic_int rolls, heard[]; /* in waits.c: roll calls; the last one each rank has answered */
 };
@@ -206,12 +206,12 @@ struct ob_exchange {
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   bool sum;
-  bool moves; /* the plan may change its bits an element */
+  bool moves; /* the plan may change its bits per element */
   size_t count;
   void *part;           /* holds the result of a reduce-scatter in place, while the receive buffer
                          * is still input */
   float *narrow;        /* doubles converted to floats, on which the plan works */
-  size_t undecided;     /* doubles converted to floats: the buffer of the plan */
+  size_t undecided;     /* operations that are neither compressed nor withdrawn yet */
   unsigned withdrawals; /* how many of the latest calls in a row were withdrawn */
 };
 
@@ -226,9 +226,9 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation);
 /* Copies the plan's result to MPI's buffer. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
-/* True if all ranks get such a status and no buffer has changed, so that all ranks make the call
- * dense. False for a damaged message or a failed transport, which one rank alone may have
- * noticed. */
+/* Returns true if all ranks get such a status and no buffer has changed, so that all ranks make the
+ * call dense. Returns false for a damaged message or a failed transport, which one rank alone may
+ * have noticed. */
 bool ob_is_withdrawn(onebit_status_t status);
 
 /* ob_exchange_note notes whether a call was compressed or withdrawn; ob_exchange_count counts a
@@ -244,7 +244,7 @@ size_t ob_queues_in_flight(void);
 /* Returns the queue of a program's communicator; NULL if it has none (yet). */
 struct ob_queue *ob_queue_find(MPI_Comm comm);
 
-/* True if an operation of the exchange is in flight. */
+/* Returns true if an operation of the exchange is in flight. */
 bool ob_exchange_is_in_flight(const struct ob_exchange *exchange);
 
 /* Stores an operation's memory for reuse by the next operation, or frees it if there is no

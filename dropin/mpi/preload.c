@@ -97,7 +97,7 @@ static bool presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
 }
 
 /* Publishes this rank's value. If an earlier program of the job has left the name published,
- * removes that first. */
+ * removes that name first. */
 static bool presence_publish(int rank, const char *value) {
   char found[VALUE_BYTES];
   for (int attempt = 0; attempt < 2; attempt++) {
@@ -123,8 +123,8 @@ static uint64_t hash_job(int size) {
   return hash;
 }
 
-/* True for ranks that a program has spawned in a job without a name. They use the same name service
- * and the same rank numbers as their parents, and could be mistaken for these. */
+/* Returns true for ranks that a program has spawned in a job without a name. They use the same name
+ * service and the same rank numbers as their parents, and could be mistaken for their parents. */
 static bool is_unnamed_child(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   PMPI_Comm_get_parent(&parent);
@@ -155,7 +155,7 @@ static int agree_on_missing_rank(int size) {
   return missing;
 }
 
-/* True if this is the first rank that has the library. */
+/* Returns true if this is the first rank that has the library. */
 static bool is_first_with_library(void) {
   char value[VALUE_BYTES];
   int rank = 0;
@@ -225,7 +225,7 @@ static int count_hosts(int ranks) {
 }
 
 /* Prints the report of all ranks, which is collective over MPI_COMM_WORLD, or of this rank alone.
- * True if any of these ranks has compressed a call. */
+ * Returns true if any of these ranks has compressed a call. */
 static bool preload_report_end(bool all, bool prints) {
   struct ob_report report = {.own_only = !all,
                              .calls = "in blocking calls",
@@ -243,8 +243,8 @@ static bool preload_report_end(bool all, bool prints) {
 
 enum { MESSAGE_BYTES = 512 };
 
-/* True: rank 0's exit status becomes 1. One rank is enough: launchers end the other ranks when they
- * see this status. */
+/* True: rank 0's exit status becomes 1. The exit status of one rank is enough: launchers end the
+ * other ranks when they see it. */
 static bool failed;
 static bool has_succeeded(void) { return !failed; }
 
@@ -277,8 +277,8 @@ static onebit_status_t read_settings(void) {
 
 /* ---- The agreement of all ranks */
 
-/* Gives all ranks the error message of the lowest rank that has failed. False if none has
- * failed. */
+/* Sends all ranks the error message of the lowest rank that has failed. Returns false if no rank
+ * has failed. */
 static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
   int mine = message[0] ? rank : size, first = size;
   PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -313,11 +313,12 @@ static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
   agree_on_required();
   if (!bad && !have_same_rules())
     snprintf(message, MESSAGE_BYTES,
-             "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
+             "the rules (ONEBIT_RULES) or the versions of onebit differ between ranks");
 }
 
-/* True if every rank is known to have the library. The name service shows this. Without a name
- * service ONEBIT_EVERY_RANK=1 says that the launcher has preloaded the library on all ranks. */
+/* Returns true if every rank is known to have the library. The name service shows this. Without a
+ * name service ONEBIT_EVERY_RANK=1 says that the launcher has preloaded the library on all
+ * ranks. */
 static bool has_every_rank(int size, const struct presence *ranks, char message[MESSAGE_BYTES]) {
   if (size == 1 || ranks->found == PRESENCE_ALL || (ranks->found == PRESENCE_UNKNOWN && every_rank))
     return true;
@@ -329,8 +330,8 @@ static bool has_every_rank(int size, const struct presence *ranks, char message[
   else if (!message[0])
     snprintf(
         message, MESSAGE_BYTES,
-        "the launcher has no name service (MPI_Publish_name), so ranks cannot find out whether "
-        "all have loaded libonebit-mpi.so; if all have, set ONEBIT_EVERY_RANK=1");
+        "the launcher has no name service (MPI_Publish_name), so ranks cannot find out whether all "
+        "ranks have loaded libonebit-mpi.so; if they have, set ONEBIT_EVERY_RANK=1");
   return false;
 }
 

@@ -18,18 +18,18 @@ __typeof__(*PMPI_Allgather) MPI_Allgather;
 __typeof__(*PMPI_Iallreduce) MPI_Iallreduce;
 __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 
-/* Make a call that is not small, blocking or nonblocking, with any count. Return an MPI error
- * code. */
+/* Make a call that is not below the minimum size, blocking or nonblocking, with any count. Return
+ * an MPI error code. */
 int ob_preload_run_call(const struct ob_mpi_call *call);
 int ob_preload_begin_call(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* The decision on a call: `exchange` compresses the call. If it is NULL, the call is passed on to
- * MPI, for `reason`. */
+/* The decision on a call: `exchange` compresses the call. If `exchange` is NULL, the call is passed
+ * on to MPI, and `reason` says why. */
 struct ob_preload_decision {
   struct ob_exchange *exchange;
   enum ob_reason reason;
   struct ob_record *record; /* NULL: only the reason is counted */
-  int tensor, max_bits;     /* number of the compressed tensor; its largest bits an element */
+  int tensor, max_bits;     /* number of the compressed tensor; its largest bits per element */
   struct ob_shadow *shadow;
 };
 /* Decides on a call. Returns an MPI error code, since the ranks may have to agree, and a rank may
@@ -37,7 +37,8 @@ struct ob_preload_decision {
  * communicator's error handler has been called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
-/* True if an argument is invalid: the call is then passed to MPI, which reports the error. */
+/* Returns true if an argument is invalid: the call is then passed to MPI, which reports the
+ * error. */
 bool ob_preload_has_invalid_argument(const struct ob_mpi_call *call);
 
 /* Counts a call that is never compressed, such as MPI_Reduce, unless it is small. name: its name in
@@ -46,7 +47,7 @@ void ob_preload_count_uncompressed(const char *name, MPI_Count count, MPI_Dataty
                                    MPI_Comm comm, double seconds);
 
 /* Notes a call that is passed on to MPI at once. If the ranks follow a loop of calls on the
- * communicator, the calls after it are distinguished by it. */
+ * communicator, this call distinguishes the calls after it from otherwise equal calls. */
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
 /* Counts the bytes of a compressed call in the record. tally: the counts before the call began. */

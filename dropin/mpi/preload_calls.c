@@ -30,8 +30,8 @@ static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm com
                           bytes);
 }
 
-/* Returns the record of calls like this one, or NULL for a call below the minimum size of recorded
- * calls. */
+/* Returns the record of calls like this one, or NULL for a call that is too small to be
+ * recorded. */
 static struct ob_record *find_or_make_record(const char *name, onebit_dtype_t dtype, size_t count,
                                              MPI_Datatype type, MPI_Comm comm, int comm_size) {
   int size = 0;
@@ -70,8 +70,8 @@ bool ob_preload_has_invalid_argument(const struct ob_mpi_call *call) {
          (MPI_Count)call->count < 0;
 }
 
-/* True if all ranks of the communicator belong to MPI_COMM_WORLD: ranks of another MPI_Init may
- * have other rules, or no preloaded library. */
+/* Returns true if all ranks of the communicator belong to MPI_COMM_WORLD: ranks of another MPI_Init
+ * may have other rules, or no preloaded library. */
 static bool is_within_world(MPI_Comm comm) {
   MPI_Group group, world, both;
   int size = 0, common = -1;
@@ -156,7 +156,7 @@ void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tall
     ob_record_count_moves(record);
 }
 
-/* Counts a call of an exchange in the record. False if the call was withdrawn. */
+/* Counts a call of an exchange in the record. Returns false if the call was withdrawn. */
 static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
                                double seconds) {
   const struct ob_tally *tally = &decision->exchange->tally;
@@ -187,7 +187,7 @@ static int preload_calls_run_compressed(const struct ob_mpi_call *call,
   return code == MPI_SUCCESS ? code : report_failure(call, code);
 }
 
-/* Makes a blocking call that is not small. Returns an MPI error code. */
+/* Makes a blocking call that is not below the minimum size. Returns an MPI error code. */
 int ob_preload_run_call(const struct ob_mpi_call *call) {
   OB_CALL_SCOPE;
   struct ob_preload_decision decision;

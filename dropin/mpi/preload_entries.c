@@ -2,9 +2,9 @@
  * Defines the functions by whose names programs call MPI's collectives in C; preload_calls.c and
  * preload_flights.c implement them. This file handles two differences between MPI libraries.
  *
- * Handles: Open MPI's are addresses, MPICH's are numbers of 32 bits. The functions here take
- * handles in an integer type that holds either, so that handles of the other kind of library are
- * passed on unchanged.
+ * Handles: in Open MPI they are addresses, in MPICH numbers of 32 bits. The functions here take
+ * handles in an integer type that holds both, so that handles of another MPI library than that of
+ * the build are passed on unchanged.
  *
  * Counts: the functions with MPI 4's large counts (names with _c) are defined even if the mpi.h of
  * the build lacks them. Counts that an int holds go to the functions without _c. Calls with larger
@@ -170,7 +170,7 @@ ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, an
 #define INIT(name)                                                                                 \
   ENTRY(name, (const void *sendbuf, void *recvbuf, int count, any type, any op, any comm,          \
                any info, MPI_Request *request)) {                                                  \
-    if (!P##name) /* the program is of a newer MPI than its library */                             \
+    if (!P##name) /* the program was built for a newer MPI than it runs with */                    \
       return MPI_ERR_OTHER;                                                                        \
     if (!ob_mpi_is_foreign())                                                                      \
       ob_preload_count_uncompressed("persistent allreduce", count, (MPI_Datatype)type,             \
@@ -209,7 +209,7 @@ static void *convert_address(void *from) {
   return is_mpi_fortran_bottom(from) ? MPI_BOTTOM : from;
 }
 
-/* Sets the error code. In `use mpi_f08` it is absent if the program leaves the argument out. */
+/* Sets the error code. In `use mpi_f08` the argument may be absent. */
 static void set_error(MPI_Fint *error, int code) {
   if (error)
     *error = (MPI_Fint)code;

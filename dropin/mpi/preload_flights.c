@@ -34,8 +34,9 @@ struct ob_flight {
   int code;
 };
 
-/* Advances a flight without blocking. True when it is done; `code` is then its MPI error code. A
- * flight has no operation if there was no memory for one: its call was completed when it began. */
+/* Advances a flight without blocking. Returns true when the flight is done; `code` is then its MPI
+ * error code. A flight has no operation if there was no memory for one: its call was completed when
+ * it began. */
 static bool move_flight(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {
@@ -78,8 +79,8 @@ static struct ob_flight *move_all_flights(void) {
   return done;
 }
 
-/* Advances all flights, also while a call of MPI waits. It does not block. If MPI calls it again in
- * the same thread, it returns at once. */
+/* Advances all flights, without blocking, also while a call of MPI waits. If MPI calls this
+ * function again in the same thread, it returns at once. */
 static int progress_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
@@ -186,8 +187,8 @@ static void unregister_progress(void) {
 static bool moves;
 static void begin_moving(void) { moves = register_progress() || begin_thread(); }
 
-/* True if flights can be advanced. Local; the same on all ranks of a job. The first call registers
- * the progress function or starts the thread. */
+/* Returns true if flights can be advanced. Local; the same on all ranks of a job. The first call
+ * registers the progress function or starts the thread. */
 static bool can_move_flights(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, begin_moving);
@@ -216,9 +217,9 @@ static void warn_of_unfinished(void) {
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   if (unfinished)
     fprintf(stderr,
-            "onebit: rank %d: the program calls MPI_Finalize without a wait for %d of its "
-            "nonblocking sums, which MPI forbids; if their buffers are freed, it crashes with and "
-            "without onebit\n",
+            "onebit: rank %d: the program calls MPI_Finalize before it has waited for %d of its "
+            "nonblocking sums, which MPI forbids; if it has freed their buffers, it crashes with "
+            "and without onebit\n",
             rank, unfinished);
 }
 

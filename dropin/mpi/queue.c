@@ -3,8 +3,9 @@
  *
  * An operation waits while its plan is busy with an earlier one, is compressed, and ends. If a rank
  * has withdrawn, the operation becomes unsent instead, is sent dense, and ends. The operations that
- * are sent dense come first in a queue, before those whose compressed call has not ended. Only the
- * first of the latter is tested, since every rank completes them in the order of the queue.
+ * are sent dense come first in a queue, before those whose compressed call has not ended. Of these
+ * later operations only the first is tested, since every rank completes them in the order of the
+ * queue.
  *
  * One lock guards all lists. No thread holds it while it exchanges data. A thread that advances a
  * queue marks it, so that other threads do not advance it at the same time.
@@ -63,8 +64,9 @@ static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
     return ONEBIT_OK;
   ob_release(*queue);
   *queue = NULL;
-  return code == MPI_SUCCESS ? ob_error(ONEBIT_ERROR_MEMORY, "no memory for a queue of exchanges")
-                             : ONEBIT_ERROR_TRANSPORT;
+  return code == MPI_SUCCESS
+             ? ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a queue of exchanges")
+             : ONEBIT_ERROR_TRANSPORT;
 }
 
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
@@ -198,7 +200,7 @@ static void queue_finish_dense(struct ob_operation *operation, const char *call,
 }
 
 /* Returns the status of the operation's compressed call. If that call has waited for an earlier
- * one, begins it first. The beginning fails if the plan's transport has failed before. */
+ * one, begins it first. Beginning the call fails if the plan's transport has failed before. */
 static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
@@ -209,8 +211,8 @@ static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait
   return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
 }
 
-/* Finds out whether an operation was compressed or withdrawn; false if its plan's call is in
- * progress. */
+/* Finds out whether an operation was compressed or withdrawn; returns false if its plan's call is
+ * in progress. */
 static bool queue_decide(struct ob_operation *operation, bool wait) {
   onebit_status_t status = queue_poll_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)

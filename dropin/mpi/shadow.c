@@ -9,9 +9,9 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/exchange.h"
 
-/* The first FIRST_SHADOWS calls of a tensor each have a shadow. Later on average one of BETWEEN
- * calls has one. A hash of the call's number selects it, so that no period of the program avoids
- * the shadows. */
+/* The first FIRST_SHADOWS calls of a tensor each have a shadow, a comparison with the exact sum.
+ * After that, on average one of BETWEEN calls has a shadow. A hash of the call's number selects it,
+ * so that no period of the program avoids the shadows. */
 enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 
 /* The compared part is an eighth of the tensor, but at most MAX_PART elements. It consists of
@@ -93,9 +93,9 @@ static double shadow_bound(int bits) {
   return bits == 0 ? INFINITY : bits >= 8 ? 0.125 : bits >= 4 ? 0.6 : bits >= 2 ? 1.6 : 4;
 }
 
-/* A tensor is refused after MAX_OFFENCES comparisons beyond the bound among AMONG comparisons, or
- * after one beyond MAX_BOUNDS times the bound. A single comparison beyond the bound may be chance,
- * after an outlier among gradients. */
+/* A tensor is refused after MAX_OFFENCES of AMONG comparisons are beyond the bound, or after one is
+ * beyond MAX_BOUNDS times the bound. A single comparison beyond the bound may be chance, after an
+ * outlier among gradients. */
 enum { MAX_OFFENCES = 2, MAX_BOUNDS = 4, AMONG = 64 };
 
 static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
@@ -108,12 +108,13 @@ static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio
   int rank = 0;
   PMPI_Comm_rank(call->comm, &rank);
   if (rank == 0)
-    fprintf(stderr,
-            "onebit: warning: tensor %d (allreduce of %zu elements) is no longer compressed: a "
-            "compressed sum differed from the exact one by %.0f %% of its norm, and error feedback "
-            "keeps gradients within %.0f %%. Its sums so far are approximate. If it is not a "
-            "gradient, exclude it by a rule (pass allreduce count=%zu) and run again\n",
-            tensor, call->count, 100 * ratio, 100 * bound, call->count);
+    fprintf(
+        stderr,
+        "onebit: warning: tensor %d (allreduce of %zu elements) is no longer compressed: a "
+        "compressed sum differed from the exact sum by %.0f %% of its norm, but error feedback "
+        "keeps gradients within %.0f %%. The tensor's sums so far are approximate. If the tensor "
+        "is not a gradient, exclude it by a rule (pass allreduce count=%zu) and run again\n",
+        tensor, call->count, 100 * ratio, 100 * bound, call->count);
 }
 
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,

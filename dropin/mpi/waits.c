@@ -14,8 +14,8 @@
 #include "collectives/watch.h"
 #include "dropin/mpi/exchange.h"
 
-/* The seconds in which other ranks must answer. A rank that waits here answers between its next
- * tests of the request, which take longer on a busy processor. */
+/* The seconds in which other ranks must answer. A rank that waits in this file answers between its
+ * next tests of the request, which take longer on a busy processor. */
 #define ROLL_SECONDS 0.5
 /* The number of tests of the request between two checks for such messages. */
 #define TESTS_BETWEEN 64

@@ -71,7 +71,8 @@ static bool agreement_copy_out(struct ob_nccl_comm *comm, int count, cudaStream_
          cudaEventRecord(to->done, stream) == cudaSuccess;
 }
 
-/* True unless NCCL has an error. If a rank is lost, the event of the agreement never completes. */
+/* Returns true unless NCCL has an error. If a rank is lost, the event of the agreement never
+ * completes. */
 static bool has_no_error(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
   OB_LOCKED(&comm->lock);
@@ -79,8 +80,8 @@ static bool has_no_error(struct ob_nccl_comm *comm) {
          (found == ncclSuccess || found == ncclInProgress);
 }
 
-/* True if the wait has timed out; prints the error. NCCL does not say which rank is missing: it is
- * the rank that prints no message. */
+/* Returns true if the wait has timed out; prints the error. NCCL does not say which rank is
+ * missing: it is the rank that prints no message. */
 static bool has_timed_out(struct ob_nccl_comm *comm, struct ob_watch *watch) {
   char what[96];
   double timeout;
@@ -168,7 +169,7 @@ void ob_nccl_comm_release(struct ob_nccl_comm *comm) {
     comm_destroy(comm);
 }
 
-/* ---- Making ---- */
+/* ---- Creating states ---- */
 
 static bool comm_read_properties(struct ob_nccl_comm *comm) {
   return ob_next_ncclCommUserRank(comm->comm, &comm->rank) == ncclSuccess &&
@@ -189,26 +190,27 @@ static bool create_agreement_and_loops(struct ob_nccl_comm *comm) {
 }
 
 /* The values on which the ranks agree. The ranks take the largest of each value. A number is the
- * same on all ranks if its largest value is minus the largest value of its negative. */
+ * same on all ranks if its largest value equals minus the largest value of its negative. */
 enum { HASH, HASH_NEGATED, WRONG_SETTINGS, SAME_THREAD, REQUIRED, VALUES };
 
 static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES]) {
   values[HASH] = ob_nccl_wrong_settings() ? 0 : (int64_t)(ob_preload_hash() >> 1);
   values[HASH_NEGATED] = -values[HASH];
   values[WRONG_SETTINGS] =
-      ob_nccl_wrong_settings() ? comm->size - comm->rank : 0; /* the lowest rank's are printed */
+      ob_nccl_wrong_settings() ? comm->size - comm->rank : 0; /* the lowest such rank prints them */
   values[SAME_THREAD] = comm->same_thread;
   values[REQUIRED] = ob_preload.required;
 }
 
-/* Returns the reason why nothing is compressed on the communicator; NULL if calls may be. */
+/* Returns the reason why nothing is compressed on the communicator; NULL if calls may be
+ * compressed. */
 static const char *find_refusal(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
   if (values[WRONG_SETTINGS])
     return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
   if (values[HASH] != -values[HASH_NEGATED])
-    return "the ranks' rules (ONEBIT_RULES) or versions of onebit differ";
+    return "the rules (ONEBIT_RULES) or the versions of onebit differ between ranks";
   if (values[SAME_THREAD])
-    return "one thread has several ranks, and compressed calls need a thread for each rank";
+    return "one thread has several ranks, but compressed calls need a thread for each rank";
   return NULL;
 }
 
@@ -241,7 +243,7 @@ static ncclResult_t agree_on_comms(struct ob_nccl_comm **made, size_t count) {
   return result;
 }
 
-/* True if this thread creates another rank of the same communicator. */
+/* Returns true if this thread creates another rank of the same communicator. */
 static bool makes_another_rank(const struct ob_nccl_made *made, size_t count, size_t which) {
   static const ncclUniqueId none;
   if (!memcmp(&made[which].id, &none, sizeof none))
@@ -300,8 +302,8 @@ ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count) {
 
 /* ---- Functions that replace NCCL's ---- */
 
-/* True unless the config asks for a nonblocking communicator. The default, NCCL_CONFIG_UNDEF_INT,
- * is a blocking one. */
+/* Returns true unless the config asks for a nonblocking communicator. The default,
+ * NCCL_CONFIG_UNDEF_INT, is a blocking one. */
 static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
   return result != ncclInProgress && !(config && config->blocking == 0);
 }
@@ -352,7 +354,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
   return ob_nccl_add_comms(each, (size_t)ndev);
 }
 
-/* True if a thread drives several ranks of this communicator, and thus of those created from it. */
+/* Returns true if a thread drives several ranks of this communicator, and thus of those created
+ * from it. */
 static bool has_same_thread(ncclComm_t handle) {
   struct ob_nccl_comm *comm = ob_nccl_comm_acquire(handle);
   bool same_thread = comm && comm->same_thread;
@@ -418,8 +421,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   return result;
 }
 
-/* Does nothing. The library leaves a failed communicator to the program, which still queries NCCL
- * about it: NCCL reports the error to the program. */
+/* Does nothing. The library leaves a failed communicator to the program. The program still queries
+ * NCCL, which reports the error to it. */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
   (void)comm;
   return ncclSuccess;

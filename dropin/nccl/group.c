@@ -61,7 +61,7 @@ bool ob_nccl_group_add_comm(const struct ob_nccl_made *made) {
 /* ---- The end of a group ---- */
 
 /* Times the call of a group that has only one call. If NCCL runs several calls together, the time
- * of each is not known. */
+ * of each call is not known. */
 static struct ob_nccl_timer *time_only_call(void) {
   const struct entry *only = get_entries();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)

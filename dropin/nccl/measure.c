@@ -9,12 +9,12 @@
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"
 
-/* The largest number of elements of a sample. With that many the ratio is accurate to a per cent,
- * and the copy takes some microseconds. */
+/* The largest number of elements of a sample. With this many elements the ratio is accurate to a
+ * per cent, and the copy takes some microseconds. */
 #define MAX_ELEMENTS ((size_t)1 << 16)
 
 struct ob_nccl_sample {
-  size_t first, count, floats; /* elements of the result; the floats of the worker residual */
+  size_t first, count, floats; /* elements of the result; number of floats of the worker residual */
   int divisor;                 /* the mean is the result divided by this */
   float *result;               /* in pinned memory */
   uint64_t call;               /* the number of the call with this result; 0: none */

@@ -27,7 +27,7 @@ static void *find_nccl_function(const char *name) {
   return library ? dlsym(library, name) : NULL;
 }
 
-/* True if the process has NCCL, through whichever library. */
+/* Returns true if the process has NCCL, through whichever library. */
 static bool is_nccl_loaded(void) { return find_nccl_function("ncclCommInitRank") != NULL; }
 
 /* Looks up a function. All threads find the same one. */
@@ -78,13 +78,13 @@ static atomic_bool seen; /* the program has made a communicator */
 static bool report_and_judge(void);
 
 /* Checks that the driver is new enough for the library's own CUDA runtime, which may be newer than
- * that of the program. */
+ * the program's runtime. */
 static void check_driver(void) {
   int driver = 0, runtime = 0;
   if (cudaDriverGetVersion(&driver) == cudaSuccess &&
       cudaRuntimeGetVersion(&runtime) == cudaSuccess && driver / 1000 < runtime / 1000)
     snprintf(unusable, sizeof unusable,
-             "onebit was built for CUDA %d, and the driver is for CUDA %d", runtime / 1000,
+             "onebit was built for CUDA %d, but the driver is for CUDA %d", runtime / 1000,
              driver / 1000);
 }
 
@@ -95,7 +95,7 @@ static onebit_status_t nccl_preload_read_settings(void) {
     return ONEBIT_OK;
   return ob_error(
       ONEBIT_ERROR_ARGUMENT,
-      "a range of bits (ONEBIT_BITS, or rules) is for memory of the host, not for NCCL");
+      "a range of bits (ONEBIT_BITS or rules) works only in host memory, not with NCCL");
 }
 
 static void nccl_preload_start(void) {
@@ -117,8 +117,8 @@ const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_sett
 const char *ob_nccl_unusable_reason(void) { return unusable[0] ? unusable : NULL; }
 
 /* Guards the variables for the line that is printed at the start. A thread's first communicator is
- * usually that of all ranks. Its rank 0 prints the line, and so does each rank whose own rules are
- * wrong. Communicators of one rank print nothing. */
+ * usually that of all ranks. Rank 0 of this communicator prints the line, and so does each rank
+ * whose own rules are wrong. Communicators of one rank print nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prints;
 static int ranks; /* number of ranks of that communicator; 0: none was created */
@@ -176,8 +176,8 @@ static bool report_and_judge(void) {
   return counters.compressed || !ob_preload.required;
 }
 
-/* Calls of functions that the program looks up with dlsym bypass this library, and this warns of
- * them. A launcher loads NCCL too, so only a process with a rank warns, and only rank 0. */
+/* Warns of calls that bypass this library, because the program has looked up NCCL's functions with
+ * dlsym. A launcher loads NCCL, too, so only a process with a rank warns, and only rank 0. */
 __attribute__((destructor)) static void warn_of_unseen_calls(void) {
   const char *rank = getenv("RANK");
   rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");
@@ -225,8 +225,8 @@ ncclResult_t ob_nccl_run_dense(const struct ob_nccl_call *call) {
   return ncclInternalError;
 }
 
-/* True while a graph is captured. NCCL requires that either all ranks capture a call or none, so
- * the answer is the same on all ranks. */
+/* Returns true while a graph is captured. NCCL requires that either all ranks capture a call or
+ * none, so the answer is the same on all ranks. */
 static bool is_captured(cudaStream_t stream) {
   enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {

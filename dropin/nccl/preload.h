@@ -106,7 +106,7 @@ struct ob_nccl_call {
   onebit_operation_t operation;
   const void *sendbuf;
   void *recvbuf;
-  size_t count; /* elements; onebit_operation_t says of which buffer */
+  size_t count; /* number of elements; onebit_operation_t says of which buffer */
   ncclDataType_t datatype;
   ncclRedOp_t op; /* no meaning in an allgather */
   ncclComm_t comm;
@@ -144,10 +144,11 @@ struct ob_nccl_tensor {
   struct ob_nccl_kind kind;
   onebit_operation_t operation;
   onebit_plan_t plan;
-  int bits; /* bits an element in messages */
+  int bits; /* bits per element in messages */
   uint64_t calls, bytes_sent, bytes_dense;
-  /* captures: calls in graphs; after the first one plan and buffers do not change. replays: replays
-   * of these calls that were counted. skipped: all results that were not-a-number. */
+  /* captures: the number of calls captured in graphs; after the first, plan and buffers do not
+   * change. replays: how many replays of these calls were counted. skipped: how many results were
+   * not-a-number. */
   uint64_t captures, replays, skipped;
   struct ob_record *record;
   struct ob_nccl_sample *sample; /* NULL: calls of this kind have no sample */
@@ -201,7 +202,7 @@ struct ob_nccl_made {
 ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count);
 
 /* Replaces this rank's values by the largest of all ranks' values. Must not be called while the
- * thread has a group open. False: NCCL or the device has failed. */
+ * thread has a group open. Returns false if NCCL or the device has failed. */
 bool ob_nccl_allreduce_max(struct ob_nccl_comm *comm, int64_t *values, int count);
 /* Waits for the agreement's event, and reads `count` values. */
 bool ob_nccl_wait_for_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
@@ -210,14 +211,14 @@ bool ob_nccl_wait_for_answer(struct ob_nccl_comm *comm, int64_t *values, int cou
 
 /* The decision on a call, which is the same on all ranks of its communicator. */
 struct ob_nccl_decision {
-  struct ob_nccl_comm *comm; /* the communicator used; NULL if it is not known */
+  struct ob_nccl_comm *comm; /* the call's communicator; NULL if it is not known */
   enum ob_reason reason;     /* OB_REASON_NONE: the call is to be compressed */
-  int position;              /* of a call to be compressed: its position in the followed loop */
+  int position;              /* for a call to be compressed, its position in the followed loop */
   bool captured; /* a graph captures the call: ranks can not agree, and nothing is noted or timed */
   struct ob_record *record; /* NULL: only the reason is counted */
 };
 
-/* Makes a call, compressed if so decided and if a plan can be created. Must not be called in a
+/* Makes a call, compressed if `decision` says so and a plan can be created. Must not be called in a
  * group. */
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
 
@@ -236,7 +237,7 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 /* ---- Measurements (measure.c): the residual, and the time of calls ---- */
 
 /* Creates the sample of a tensor with a plan. Returns NULL if the tensor has no residual to
- * compare, or without memory. */
+ * compare, or when out of memory. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
 void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
@@ -255,14 +256,15 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 
 /* ---- Groups (group.c) ---- */
 
-/* True if this thread is in a group of the program. */
+/* Returns true if this thread is in a group of the program. */
 bool ob_nccl_in_group(void);
 
 /* Adds a call to the group: either a call to be compressed when the group ends, or one that was
- * already passed to NCCL. Takes over the reference to the communicator. False: no memory. */
+ * already passed to NCCL. Takes over the reference to the communicator. Returns false when out of
+ * memory. */
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
-/* Adds a communicator whose state is created when the group ends. False: the
- * list is full. */
+/* Adds a communicator whose state is created when the group ends. Returns false if the list is
+ * full. */
 bool ob_nccl_group_add_comm(const struct ob_nccl_made *made);
 
 /* ---- The beginning and the end (preload.c) ---- */

@@ -27,7 +27,8 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
   comm->onebit = NULL;
 }
 
-/* True for memory that a plan can use. NCCL also accepts host memory that the device can access. */
+/* Returns true for memory that a plan can use. NCCL also accepts host memory that the device can
+ * access. */
 static bool is_usable_memory(const struct ob_nccl_comm *comm, const void *buffer,
                              onebit_dtype_t dtype) {
   struct cudaPointerAttributes found;
@@ -63,8 +64,8 @@ static onebit_status_t tensor_create_plan(struct ob_nccl_comm *comm,
   return status;
 }
 
-/* Allocates this rank's memory of a tensor. Returns NULL without memory, or if a plan can not use
- * the buffers. */
+/* Allocates this rank's memory of a tensor. Returns NULL when out of memory, or if a plan can not
+ * use the buffers. */
 static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
                                               const struct ob_nccl_call *call,
                                               struct ob_record *record) {
@@ -206,8 +207,8 @@ static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_n
 /* ---- In a graph ---- */
 
 /* Resets the residual for calls with other buffers. This happens once, before the first launch of
- * the graph, not in each launch. Waits for the end of the reset, since a launch does not wait for
- * other streams. */
+ * the graph, not in each launch. This function waits for the end of the reset, since a launch does
+ * not wait for other streams. */
 static onebit_status_t reset_residual_and_wait(struct ob_nccl_comm *comm,
                                                const struct ob_nccl_tensor *tensor) {
   int64_t nothing;

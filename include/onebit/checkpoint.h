@@ -1,13 +1,13 @@
 /*
  * Checkpoints of optimizers, and of outer steps. A checkpoint has the complete state: parameters
  * (the master values), moments, residuals, step counts, stage, schedules and loss scale. A run that
- * is loaded with the same options and number of ranks continues as the saved run would have, to the
- * bit.
+ * loads it with the same options and number of ranks has the same results as the saved run would
+ * have had, to the bit.
  *
- * Each rank saves its part: its share of the state that is equal on all ranks, and its own state.
- * docs/checkpoints.md describes the format, the options that may differ between saving and loading,
- * and the state with which another number of ranks begins. With another number of ranks results
- * continue without a jump, but not to the bit.
+ * Each rank saves one part: a share of the state that is equal on all ranks, and the rank's own
+ * state. docs/checkpoints.md describes the format, the options that may differ between saving and
+ * loading, and the state with which another number of ranks begins. With another number of ranks
+ * training continues without a jump, but results do not have the same bits.
  */
 #ifndef ONEBIT_CHECKPOINT_H
 #define ONEBIT_CHECKPOINT_H
@@ -20,20 +20,20 @@
 extern "C" {
 #endif
 
-/* Writes this rank's part to memory. Local; it waits for steps on streams, and fails while a step
- * is open.
+/* Writes this rank's part of the checkpoint to memory. Local; it waits for steps on streams, and
+ * fails while a step is open.
  *   optimizer   the optimizer; unchanged
- *   memory      memory of the caller; NULL: the call only returns the size
- *   capacity    its bytes
+ *   memory      the caller's memory; NULL: the call only returns the size
+ *   capacity    the bytes of `memory`
  *   bytes       out: the part's bytes; never NULL
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
  * ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes);
 
-/* Writes this rank's part, with the whole of the state that is equal on all ranks instead of a
- * share of it. If only one rank saves, only the other ranks' own state is missing. Parts of this
- * call and of onebit_optimizer_save can be loaded together.
+/* Writes this rank's part as onebit_optimizer_save does, but with all of the state that is equal on
+ * all ranks instead of a share of it. If only one rank saves, only the other ranks' own state is
+ * missing. Parts that this function and onebit_optimizer_save wrote can be loaded together.
  *   optimizer, memory, capacity, bytes, errors   as onebit_optimizer_save */
 onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
                                             size_t capacity, size_t *bytes);
@@ -65,7 +65,8 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
 /* Loads the latest checkpoint of onebit_optimizer_save_files. Collective. The call refuses files
- * that are damaged or no regular files. A rank holds in memory only the piece that it needs.
+ * that are damaged, and those that are not regular files. A rank holds only the piece that it needs
+ * in memory.
  *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
  *                       and the reason). If a file changes or its disk fails after it was checked,
  *                       that rank's message says that part of the state has been loaded
@@ -77,11 +78,11 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
  * to the bit, even if it was saved in the middle of a round.
  *   outer      the outer step; unchanged
  *   memory, capacity, bytes   as in onebit_optimizer_save
- * Memory while it writes: 8 bytes an element.
+ * Memory while it writes: 8 bytes per element.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
- * ONEBIT_ERROR_UNSUPPORTED (this site is receiving a consensus after an absence, and has only a
- * part of it: save after a later exchange), ONEBIT_ERROR_TRANSPORT (the outer step has stopped
- * after a failure), ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed.
+ * ONEBIT_ERROR_UNSUPPORTED (this site was absent, and has received only a part of the consensus:
+ * save after a later exchange), ONEBIT_ERROR_TRANSPORT (the outer step has stopped after a
+ * failure), ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed.
  *
  * With several sites each site saves its own complete checkpoint, in a directory of its own, and
  * saving is collective over the ranks of the site. Loading is collective over all sites.
@@ -93,9 +94,9 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
  * onebit_optimizer_load does. Collective. An exchange in flight ends without being applied.
  *   outer               made from tensors of the same counts, with the same number of fragments.
  *                       The saved outer step and this one must both use `weighted` or neither, and
- *                       both an outer momentum or neither. All else may differ; ONEBIT_OUTER_DENSE
- *                       ignores residuals. If local_steps differs, the next exchange is still that
- *                       of the same fragment
+ *                       both an outer momentum or neither. All other options may differ;
+ *                       ONEBIT_OUTER_DENSE ignores residuals. If local_steps differs, the next
+ *                       exchange is still that of the same fragment
  *   parts, bytes, count   as in onebit_optimizer_load
  * Errors: those of onebit_optimizer_load but ONEBIT_ERROR_BUSY and ONEBIT_ERROR_DEVICE;
  * ONEBIT_ERROR_MISMATCH also if the ranks have not begun the same exchanges. */
@@ -103,7 +104,8 @@ onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts
                                   const size_t *bytes, int count);
 
 /* Save to and load from files, one for each rank, as onebit_optimizer_save_files and
- * onebit_optimizer_load_files do. Collective. An optimizer needs another directory.
+ * onebit_optimizer_load_files do. Collective. Save an optimizer and an outer step to different
+ * directories.
  *   outer       the outer step
  *   directory   its path
  * Errors: those of onebit_outer_save, onebit_outer_load; ONEBIT_ERROR_MISMATCH (the ranks have not

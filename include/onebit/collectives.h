@@ -1,5 +1,6 @@
 /*
- * The collectives. Their arguments are the buffers and a plan, which has the counts and types.
+ * The collectives. Their arguments are the buffers and a plan, which has the element counts and
+ * types.
  *
  * Rules that hold for all of them:
  *  - Collective over the plan's communicator: every rank calls the same function on its plan. Calls
@@ -9,23 +10,24 @@
  *  - In place: allreduce with sendbuf == recvbuf; allgather with sendbuf == recvbuf + rank * count;
  *    reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
  *  - The result has the same bits on every rank (allreduce, allgather), with every codec and any
- *    number of threads, in whatever floating-point environment the program has set: a call sets
- *    its own traps, rounding and flush-to-zero, and restores the program's and the flags of
- *    exceptions when it ends.
- *  - Not-a-number and infinity never enter the residual. If the input of any rank holds one, or
- *    holds values so large that the sum of their squares overflows float32, every rank gets
- *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are as they were. (With
- *    ONEBIT_WIRE_DENSE an allreduce checks the squares of its result, and an allgather checks no
- *    squares.)
+ *    number of threads. It does not depend on the program's floating-point environment: a call sets
+ *    its own traps, rounding and flush-to-zero, and restores the program's, and its exception
+ *    flags, when it ends.
+ *  - Not-a-number and infinity never enter the residual. If the input of any rank has such a value,
+ *    or values so large that the sum of their squares overflows float32, every rank gets
+ *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are unchanged. (With
+ *    ONEBIT_WIRE_DENSE an allreduce checks the squares of its result, not of its input, and an
+ *    allgather checks no squares.)
  *  - Results are rounded to the plan's type, to the nearest, ties to even. Finite inputs give
  *    finite results. A result beyond the largest float16, which only the residual of earlier calls
  *    can cause, is stored as +-65504 by every operation, dense or not.
  *  - In an allreduce whose server sends a result (all schedules but ALLGATHER) and in an allgather
- *    the scale is rounded before it is sent. The residual then contains the error of rounding or of
- *    +-65504, and a later call corrects it. In a reduce-scatter, in the schedule ALLGATHER and in
- *    profile deepspeed results are rounded only when they are stored: by up to 2^-8 of their size
- *    as bfloat16 and 2^-11 as float16. No residual contains that error, so a constant input has the
- *    same error in every call; if that matters, exchange in float32.
+ *    the scale is rounded to the plan's type before it is sent. The residual then contains the
+ *    error of rounding, or of the limit of +-65504, and a later call corrects it. In a
+ *    reduce-scatter, in the schedule ALLGATHER and in profile deepspeed results are rounded only
+ *    when they are stored, with a relative error of up to 2^-8 in bfloat16 and 2^-11 in float16. No
+ *    residual contains that error, so a constant input has the same error in every call; if that
+ *    matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, in the same call,
  *    and no recvbuf and no residual is changed.
@@ -34,9 +36,10 @@
  *    ONEBIT_TIMEOUT (onebit/communicator.h) with ONEBIT_ERROR_TRANSPORT on all.
  *  - A message whose checksum is wrong is refused (ONEBIT_ERROR_MESSAGE). After that, and after a
  *    failed transport, results may differ between ranks: results are applied as they arrive, so
- *    recvbuf may hold a part of one, and the call may have succeeded on other ranks. Therefore the
- *    rank that refused a message takes part in no later call of the plan until onebit_plan_reset:
- *    these calls return ONEBIT_ERROR_MESSAGE on that rank and ONEBIT_ERROR_PEER on the others.
+ *    recvbuf may hold a part of a result, and the call may have succeeded on other ranks. Therefore
+ *    the rank that refused a message takes part in no later call of the plan until
+ *    onebit_plan_reset: these calls return ONEBIT_ERROR_MESSAGE on that rank and ONEBIT_ERROR_PEER
+ *    on the others.
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
@@ -55,9 +58,11 @@ extern "C" {
 typedef struct onebit_request *onebit_request_t;
 
 /* recvbuf[i] = mean over the ranks of sendbuf[i], compressed. Every rank sends the signs of
- * (sendbuf + residual). The server of element i, which is one of the ranks, averages them and sends
- * back the signs of (average + server residual). onebit_schedule_t describes the other schedules.
- * Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with one scale for each block.
+ * (sendbuf + residual). The server of element i, which is one of the ranks, averages what it
+ * receives and sends back the signs of (average + server residual). onebit_schedule_t describes the
+ * other schedules.
+ * Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, but with one scale for each block
+ * instead of one for all.
  * Collective.
  *   sendbuf   count elements
  *   recvbuf   out: count elements
@@ -65,8 +70,8 @@ typedef struct onebit_request *onebit_request_t;
  * Errors: those of all collectives, above. */
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* recvbuf[r * count + i] = what rank r sent, compressed once: signs of (sendbuf + residual) times
- * the block's scale. Collective.
+/* recvbuf[r * count + i] = sendbuf[i] of rank r, compressed once: the signs of (sendbuf + residual)
+ * times the block's scale. Collective.
  *   sendbuf   count elements
  *   recvbuf   out: size * count elements, in rank order
  *   plan      made for ONEBIT_ALLGATHER
@@ -81,8 +86,8 @@ onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan
  * Errors: those of all collectives, above. */
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* Nonblocking forms of the three collectives: they return at once. Collective.
- *   sendbuf, recvbuf, plan   as above; they belong to the library until the request is finished
+/* The nonblocking variants of the three collectives: they return at once. Collective.
+ *   sendbuf, recvbuf, plan   as above; the caller must not use them until the request is finished
  *   request                  out: finished by onebit_test or onebit_wait, which set it to NULL;
  *                            NULL when the call fails
  * Errors of one rank alone (a wrong buffer, a plan made for another operation) are reported by

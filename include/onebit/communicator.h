@@ -3,8 +3,8 @@
  *
  * A communicator is one rank's handle on a group of ranks. Six kinds exist: `self` (one rank),
  * `loopback` (the ranks are threads of one process; for tests and trials without MPI), MPI
- * (onebit/mpi.h), NCCL for GPUs (onebit/nccl.h), `sockets` (TCP connections of the library's own,
- * onebit/sockets.h), and `custom` (functions of the caller's, onebit/custom.h). Plans and
+ * (onebit/mpi.h), NCCL for GPUs (onebit/nccl.h), `sockets` (the library's own TCP connections,
+ * onebit/sockets.h), and `custom` (functions that the caller supplies, onebit/custom.h). Plans and
  * optimizers may outlive the handle they were made on.
  *
  * Waits: every wait for another rank is bounded. After 10, 60 and 300 seconds without progress a
@@ -17,12 +17,13 @@
  * of MPI and NCCL themselves, nor the program's work on its own streams of a device.
  *
  * Threads: different communicators may be used from different threads at once; so may different
- * plans of one communicator, over MPI only if it was initialised with MPI_THREAD_MULTIPLE. Creation
- * calls on one communicator are collective and must be made in the same order on all of its ranks.
+ * plans of one communicator, but over MPI only if MPI was initialised with MPI_THREAD_MULTIPLE.
+ * Creation calls on one communicator are collective and must be made in the same order on all of
+ * its ranks.
  *
  * Nonblocking calls progress whenever the library is called (onebit_progress). With
- * ONEBIT_PROGRESS=thread in the environment a thread of the library progresses them, for which a
- * core should be free. Over MPI that thread needs MPI_THREAD_MULTIPLE: without it creating a
+ * ONEBIT_PROGRESS=thread in the environment a thread of the library progresses them; leave a core
+ * free for this thread. Over MPI that thread needs MPI_THREAD_MULTIPLE: without it creating a
  * communicator fails with ONEBIT_ERROR_UNSUPPORTED. The only other value is `calls`; anything else
  * is an ONEBIT_ERROR_ARGUMENT.
  */
@@ -40,23 +41,23 @@ extern "C" {
 
 typedef struct onebit_comm *onebit_comm_t;
 
-/* Makes a communicator of this rank alone. Every collective works on it, and compresses as it would
- * with more ranks. Local.
+/* Makes a communicator of this rank alone. Every collective works on it, and compresses as with
+ * more ranks. Local.
  *   comm   out: the communicator; NULL when the call fails
  * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm);
 
 /* Makes a group of `size` ranks that are threads of this process. Local: one thread calls it.
  *   size    number of ranks, 1 to 4096
- *   comms   out: `size` handles; all NULL when memory is out, untouched when size is wrong
+ *   comms   out: `size` handles; all NULL if memory runs out, unchanged if size is wrong
  * The caller hands comms[k] to the thread that is rank k; from then on each handle belongs to its
  * thread, and each is destroyed on its own, in any order.
  * Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 
-/* Makes a loopback group whose ranks act as if they were on several hosts, for tests and to try
- * what a cluster would do. Consecutive ranks share a host; if size is not a multiple of hosts, some
- * hosts have one rank more.
+/* Makes a loopback group whose ranks act as if they were on several hosts, for tests and to try out
+ * how a cluster would behave. Consecutive ranks share a host; if size is not a multiple of hosts,
+ * some hosts have one rank more.
  *   size    number of ranks, 1 to 4096
  *   hosts   number of hosts, 1 to size
  *   comms   as above
@@ -75,7 +76,7 @@ int onebit_comm_size(onebit_comm_t comm);
 int onebit_comm_hosts(onebit_comm_t comm);
 
 /* Bytes of messages that this rank has handed to the transport for other ranks since the
- * communicator was made: headers, scales and bits, without what the network adds. Local.
+ * communicator was made: headers, scales and bits, without the network's own headers. Local.
  *   comm   the communicator; NULL or no communicator: 0
  * Thread-safe. */
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
@@ -84,18 +85,18 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
  * ONEBIT_ERROR_TRANSPORT whose message names the rank that aborted. Afterwards destroy the objects
  * that were made on it, and the communicator; or call onebit_comm_shrink. Local: it returns at
  * once, and the other ranks learn of the abort while they wait, or in their next call. Over NCCL it
- * calls ncclCommAbort, which destroys nccl_comm; over functions of the caller's it calls `abort`. A
- * second call does nothing.
+ * calls ncclCommAbort, which destroys nccl_comm; over a custom transport it calls the callback
+ * `abort`. A second call does nothing.
  *   comm   the communicator
- * Thread-safe, also while other threads wait in calls on comm. Below MPI_THREAD_MULTIPLE one of
- * those threads tells the other ranks.
+ * Thread-safe, also while other threads wait in calls on comm. If MPI was initialised below
+ * MPI_THREAD_MULTIPLE, one of the waiting threads tells the other ranks.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
 /* Makes a communicator of the remaining ranks of a communicator that has lost ranks. Collective
  * over the remaining ranks. It aborts comm, if that has not happened. Ranks keep their order.
  *   comm        the communicator; the caller must still destroy it, and what was made on it
- *   survivors   out: the new one, owned by the caller; NULL when the call fails
+ *   survivors   out: the new communicator, owned by the caller; NULL when the call fails
  * Loopback: the remaining ranks are those that have not destroyed their handle. A rank that does
  * not make this call within ONEBIT_TIMEOUT is left out, and gets ONEBIT_ERROR_TRANSPORT when it
  * makes the call. MPI with user-level failure mitigation (Open MPI 5 with `mpirun --with-ft ulfm`):

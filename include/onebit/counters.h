@@ -19,8 +19,8 @@ extern "C" {
 #define ONEBIT_COUNTERS_REASONS 16
 
 /* The counts of this process, since MPI_Init or since the first NCCL communicator; all are zero if
- * neither library is preloaded. Set `size` to sizeof(onebit_counters_t), the call fills in the
- * rest. */
+ * neither libonebit-mpi.so nor libonebit-nccl.so is preloaded. Set `size` to
+ * sizeof(onebit_counters_t), the call fills in the rest. */
 typedef struct onebit_counters {
   size_t size;
   uint64_t calls;      /* allreduces, and other collectives that the rules name */
@@ -28,12 +28,12 @@ typedef struct onebit_counters {
   uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by reason: onebit_counters_reason */
   uint64_t bytes_sent;                      /* by this rank's compressed calls and shadows */
   uint64_t bytes_dense;                     /* bytes of the same calls in full precision */
-  /* Seconds in dense and in compressed calls, for tensors that have been compressed. Blocking calls
-   * count and, over NCCL, calls that were timed on their stream. */
+  /* Seconds in dense and in compressed calls, for tensors that have been compressed. They include
+   * blocking calls and, over NCCL, calls that were timed on their stream. */
   double seconds_dense, seconds_compressed;
-  /* Seconds saved by the same compressed calls. A call saves the median of the dense seconds of its
-   * warm-up, less its own seconds and less the time of deciding. The sum is negative if compression
-   * costs more than it saves. */
+  /* Seconds saved by the same compressed calls. A call saves the median time of its tensor's dense
+   * calls in the warm-up, less its own time and less the time to decide about it. The sum is
+   * negative if compression costs more than it saves. */
   double seconds_saved;
   double seconds; /* since the counting began */
 } onebit_counters_t;

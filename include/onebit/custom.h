@@ -1,7 +1,8 @@
 /*
- * Communicators over a transport of the caller's: a few functions that send, receive and test
- * messages. They are for networks and frameworks that the library does not know (Gloo, libfabric,
- * sockets): every schedule, plan and optimizer works on such a communicator as it does over MPI.
+ * Communicators over a transport that the caller supplies: a few functions that send, receive and
+ * test messages. They are for networks and frameworks that the library does not support itself
+ * (Gloo, libfabric, sockets): every schedule, plan and optimizer works on such a communicator as it
+ * does over MPI.
  */
 #ifndef ONEBIT_CUSTOM_H
 #define ONEBIT_CUSTOM_H
@@ -15,19 +16,20 @@
 extern "C" {
 #endif
 
-/* Functions that move bytes by point-to-point messages. Start from ONEBIT_TRANSPORT_CALLBACKS_INIT;
- * `send`, `receive`, `test` and `cancel` are required, the rest may stay zero.
+/* The functions of a transport, which send and receive point-to-point messages. Start from
+ * ONEBIT_TRANSPORT_CALLBACKS_INIT; `send`, `receive`, `test` and `cancel` are required, the rest
+ * may stay zero.
  *
  * Requirements:
- *  - Only `test` may wait, and no longer than it is told.
+ *  - Only `test` may wait, for at most `seconds`.
  *  - Between two ranks, messages with the same tag arrive in the order in which they were sent, and
  *    match receives in the order in which these were begun. Messages with different tags, or of
- *    different ranks, do not wait for each other: a message that nobody receives yet must not delay
- *    later messages.
- *  - These functions are called by the threads that use the communicator or objects made on it, by
- *    several at once if the program does so. With ONEBIT_PROGRESS=thread a thread of the library
- *    calls them too. The functions must not call the library for this communicator. They run with
- *    the default floating-point environment and locale.
+ *    different ranks, do not wait for each other: a message for which no receive has begun must not
+ *    delay later messages.
+ *  - The functions are called by the threads that use the communicator or objects made on it; by
+ *    several threads at once if several use them at once. With ONEBIT_PROGRESS=thread a thread of
+ *    the library calls them too. The functions must not call the library for this communicator.
+ *    They run with the default floating-point environment and locale.
  *  - The functions return 0, or for a failure a negative code of the transport's own. The first
  *    failure on a rank ends the communicator there: the current call and all later ones return
  *    ONEBIT_ERROR_TRANSPORT, incomplete operations are cancelled, and `abort` is called, once. */
@@ -36,7 +38,7 @@ typedef struct onebit_transport_callbacks {
   void *context; /* the caller's; the first argument of every function */
   /* Begins to send `bytes` bytes at `data` to rank `peer`. They stay unchanged until the operation
    * is complete or cancelled. *operation: the handle for `test` and `cancel`; NULL if the message
-   * is on its way already, and `data` no longer needed. */
+   * is on its way already and `data` is no longer needed. */
   int (*send)(void *context, const void *data, size_t bytes, int peer, int tag, void **operation);
   /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: the handle;
    * NULL counts as a failure. */
@@ -48,9 +50,8 @@ typedef struct onebit_transport_callbacks {
   /* Gives up an operation that is not complete. The transport does not access the operation's
    * memory after this returns. */
   void (*cancel)(void *context, void *operation);
-  /* May be NULL. Called when this rank has failed, or could not make the communicator: makes the
-   * other ranks' operations that wait for this rank fail, so that they do not wait for
-   * `timeout`. */
+  /* May be NULL. Called when this rank has failed, or could not make the communicator. It makes
+   * other ranks' operations that wait for this rank fail at once instead of after `timeout`. */
   void (*abort)(void *context);
   /* May be NULL. The text for onebit_last_error: one line about a code that another function has
    * just returned to this thread, valid until this thread's next call. */
@@ -77,7 +78,7 @@ typedef struct onebit_transport_callbacks {
 
 /* Makes a communicator over callbacks. Collective: all ranks call it, each with its number, and
  * tell each other their hosts.
- *   callbacks   copied; context must outlive the communicator, and what was made on it
+ *   callbacks   copied; context must outlive the communicator and the objects made on it
  *   rank        this rank's number, 0 to size - 1
  *   size        number of ranks, at least 1
  *   comm        out: the communicator; NULL when the call fails, and `release` is then not called

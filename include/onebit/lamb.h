@@ -2,8 +2,8 @@
  * 1-bit LAMB (Li et al., "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
  * LAMB's Convergence Speed", arXiv 2104.06069). LAMB multiplies each tensor's learning rate by the
  * ratio of the norms of parameters and update. In the compressed stage the momentum is coarse, so
- * that ratio is frozen, and corrected by the change that the variance would have made since the
- * freeze:
+ * the ratio is frozen, and corrected by the factor by which the variance would have changed since
+ * the freeze:
  *
  *   warm-up      g, m and v as in 1-bit Adam
  *                u = m^ / (sqrt(v^) + eps) + wd p
@@ -21,18 +21,19 @@
  *                f = clamp(f, min_factor, max_factor), then to within factor_change of the last
  *                p = p - lr c f u
  *
- * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t) with the t of the
- * step. Elements without variance at the freeze (adam.h) have no part in f. If one scale serves a
- * whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed), each tensor's momentum is multiplied by a
- * factor k before it is sent, so that all momenta of the buffer have the same root mean square at
- * the freeze. k is the mean of the tensors' root mean squares, divided by that of the tensor. A
- * tensor whose momentum is zero has k = 1, and does not count in the mean.
+ * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t), where t is the
+ * number of the step. Elements whose variance was zero at the freeze (adam.h) are left out of f. If
+ * one scale serves a whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed), each tensor's momentum
+ * is multiplied by a factor k before it is sent, so that all momenta of the buffer have the same
+ * root mean square at the freeze. k is the mean of all tensors' root mean squares, divided by the
+ * root mean square of this tensor. A tensor whose momentum is zero has k = 1, and does not count in
+ * the mean.
  *
- * An uncompressed tensor makes the warm-up's step in all stages.
+ * An uncompressed tensor takes the step of the warm-up in all stages.
  *
- * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call
- * for all tensors with DeepSpeed's padding. Elements of the padding keep the values of the last
- * call.
+ * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, and one compressed
+ * allreduce of all tensors with DeepSpeed's padding. Elements of the padding keep their values from
+ * one call to the next.
  *
  * 1-bit LAMB is recommended only in profile deepspeed: with its default options the final loss is
  * more than 1 % above dense LAMB's. Use Efficient-Adam (onebit/efficient_adam.h).
@@ -47,7 +48,7 @@ extern "C" {
 #endif
 
 /* Start from ONEBIT_LAMB_OPTIONS_INIT; in every field zero means the default. All ranks give the
- * same, except common.threads and common.device. */
+ * same options, except common.threads and common.device. */
 typedef struct onebit_lamb_options {
   size_t size;  /* sizeof(onebit_lamb_options_t) */
   double beta1; /* as in onebit_adam_options_t, and so are the next five */
@@ -71,9 +72,9 @@ typedef struct onebit_lamb_options {
     ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a 1-bit LAMB optimizer of a list of tensors. Arguments are as in onebit_adam_create, except
- * the options.
- * Memory: 4 bytes a parameter more than 1-bit Adam, for the fresh variance.
+/* Makes a 1-bit LAMB optimizer for a list of tensors. Arguments are as in onebit_adam_create,
+ * except the options.
+ * Memory: 4 bytes per parameter more than 1-bit Adam, for the fresh variance.
  * Errors: those of onebit_adam_create. */
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lamb_options_t *options,

@@ -1,8 +1,8 @@
 /*
  * Lion in one bit. Lion's step is the sign of a momentum, so a server loses nothing when it sends
- * one bit. The ranks send one bit too, with error feedback: each divides its gradient by the root
- * of its own second moment. There is no warm-up. With g_k the gradient of rank k, and P the number
- * of ranks that exchange with each other:
+ * one bit per element. The ranks send one bit too, with error feedback: each rank divides its
+ * gradient by the square root of its own second moment. There is no warm-up. With g_k the gradient
+ * of rank k, and P the number of ranks that exchange with each other:
  *
  *   v_k = b3 v_k + (1 - b3) g_k^2                          on rank k
  *   u_k = g_k / sqrt(v_k / (1 - b3^t) / P + eps^2)
@@ -17,10 +17,10 @@
  * Lion's, as a warning says once.
  *
  * One bit cannot represent zero. A block in which all y are zero stays as it is. In any other block
- * an element without gradients moves by lr in every step, with signs that cancel over some steps;
- * if its y is exactly zero, elements with even and odd numbers move in opposite directions. Set
- * `uncompressed` for a tensor in which that matters. The tensor then takes dense Lion's steps on
- * the mean gradient, in which the sign of zero is zero:
+ * an element without gradients moves by lr in every step, in directions that cancel over some
+ * steps; if its y is exactly zero, elements with even and odd numbers move in opposite directions.
+ * Set `uncompressed` for a tensor in which that matters. The tensor then takes dense Lion's steps
+ * on the mean gradient, in which the sign of zero is zero:
  *
  *   p = p - lr (sign(b1 m + (1 - b1) g) + wd p);  m = b2 m + (1 - b2) g
  *
@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Start from ONEBIT_LION_OPTIONS_INIT; in every field zero means the default. All ranks give the
- * same, except common.threads and common.device. */
+ * same options, except common.threads and common.device. */
 typedef struct onebit_lion_options {
   size_t size;    /* sizeof(onebit_lion_options_t) */
   double beta1;   /* b1, the weight of m in y, in (0, 1); default 0.9 */
@@ -53,10 +53,10 @@ typedef struct onebit_lion_options {
   { sizeof(onebit_lion_options_t), 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a Lion optimizer of a list of tensors. Arguments are as in onebit_adam_create, except the
- * options. It has no profile deepspeed. With common.no_error_feedback the momentum is still kept.
- * Memory, in bytes a parameter: 12 (residual and second moments, each twice, so that a skipped step
- * leaves both as they were) + 8 / size for the momentum + 1/2 for messages.
+/* Makes a Lion optimizer for a list of tensors. Arguments are as in onebit_adam_create, except the
+ * options. It has no profile deepspeed. common.no_error_feedback does not affect the momentum.
+ * Memory, in bytes per parameter: 12 (residual and second moments, each in two copies, so that a
+ * skipped step leaves both unchanged) + 8 / size for the momentum + 1/2 for messages.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lion_options_t *options,

@@ -1,8 +1,8 @@
 /*
- * The choice of a training's method: an exchange in each step, which is dense, in 8 bits or in one
- * bit, or local steps with an outer step. The best method depends on the link and on the time that
- * a step computes. Both are measured, the slowest rank counts, and all ranks make the same choice
- * (docs/optimizers.md, "By measurement", shows a program):
+ * Chooses the method of a training run: an exchange in each step, which is dense, in 8 bits or in
+ * one bit per element; or local steps with an outer step. The best method depends on the link and
+ * on the computing time of a step. Both are measured on the slowest rank, and all ranks make the
+ * same choice (docs/optimizers.md, "By measurement", shows a program):
  *
  *   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
  *   choice.elements = count;
@@ -15,16 +15,16 @@
  * with choice.local_steps on all ranks (onebit/outer.h).
  *
  * The model of a step: an exchange overlaps with two thirds of the computation, except for its last
- * bucket, a 25th of the exchange, which overlaps with nothing. With `blocking` no part of it
- * overlaps. A method with fewer bits is chosen if its steps are at least 5 % shorter, and its
- * exchange alone saves that much.
+ * bucket, a 25th of the exchange, which overlaps with nothing. With `blocking` no part of an
+ * exchange overlaps. A method with fewer bits is chosen if its steps are at least 5 % shorter, and
+ * its exchange alone saves as much time.
  *
- * Local steps change the result of a training. They are chosen only if one bit in each step would
- * wait for the link longer than it computes, or send more than the caller allows. Their number is
- * the smallest of 10, 30, 100 and 300 with which an exchange takes at most a 20th of the
- * computation. A training with local steps returns to an exchange in each step if one bit would
- * wait for less than 0.7 of the computation. It changes the number of local steps only if another
- * number is clearly better.
+ * Local steps change the result of a training. They are chosen only if steps with one bit per
+ * element would wait for the link longer than they compute, or send more than the caller allows.
+ * Their number is the smallest of 10, 30, 100 and 300 with which an exchange takes at most a 20th
+ * of the computation. A run with local steps returns to an exchange in each step if, with one bit
+ * per element, the wait would be less than 0.7 of the computing time. The number of local steps
+ * changes only if another number is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H
@@ -37,7 +37,7 @@ extern "C" {
 
 typedef enum onebit_method {
   ONEBIT_METHOD_DENSE = 0,      /* float32 in each step */
-  ONEBIT_METHOD_EIGHT_BITS = 1, /* 8 bits an element in each step */
+  ONEBIT_METHOD_EIGHT_BITS = 1, /* 8 bits per element in each step */
   ONEBIT_METHOD_ONE_BIT = 2,    /* one bit in each step, once the optimizer's warm-up is over */
   ONEBIT_METHOD_LOCAL_STEPS = 3 /* local steps, and an outer step in one bit */
 } onebit_method_t;
@@ -45,21 +45,22 @@ typedef enum onebit_method {
 /* Start from ONEBIT_METHOD_CHOICE_INIT. */
 typedef struct onebit_method_choice {
   size_t size; /* sizeof(onebit_method_choice_t) */
-  /* The caller gives these; zero means the default. All ranks give the same, except for compute. */
-  size_t elements; /* that the ranks exchange */
-  double compute;  /* seconds of this rank's step without exchanges; the slowest rank counts */
+  /* The caller sets these fields; zero means the default. All ranks give the same values, except of
+   * `compute`. */
+  size_t elements; /* exchanged by the ranks */
+  double compute;  /* seconds of this rank's step without exchanges; the slowest rank's is used */
   int methods;     /* methods that may be chosen, the sum of 1 << method; default all */
   int blocking;    /* nonzero: an exchange begins when the gradients are computed */
-  onebit_method_t current; /* the training's present method; it stays unless another is worth it */
+  onebit_method_t current; /* the run's present method; it stays unless another is clearly better */
   double step;             /* measured seconds of a step with `current`; 0: not measured */
-  /* By method: seconds by which its steps exceed the model. Out: the entry of `current`, computed
-   * from `step`. */
+  /* By method: seconds by which measured steps exceed the model's prediction. Out: the entry of
+   * `current`, computed from `step`. */
   double extra[4];
   /* The most bytes that a host may send in a day; default: no limit. A method that sends more is
    * not chosen; a warm-up is not counted. */
   double bytes_a_day;
-  /* By method: seconds of an exchange of all elements, on the slowest rank, as
-   * onebit_method_measure finds them. All zero: onebit_method_choose measures them. */
+  /* By method: seconds of an exchange of all elements on the slowest rank, as measured by
+   * onebit_method_measure. All zero: onebit_method_choose measures them. */
   double exchange[4];
   /* The results of the choice. */
   onebit_method_t method;
@@ -77,31 +78,31 @@ typedef struct onebit_method_choice {
     ONEBIT_METHOD_DENSE, {0}, 0, 0, 0, {0} }
 /* clang-format on */
 
-/* Makes an exchange as the program would with DENSE, EIGHT_BITS or ONE_BIT. Collective.
- *   context    the one given to onebit_method_measure
+/* Makes an exchange as the program would with the method DENSE, EIGHT_BITS or ONE_BIT. Collective.
+ *   context    the argument `context` of onebit_method_measure
  *   method     the method; `elements` is the number of float32 elements
- *   seconds    out: what it took on this rank
+ *   seconds    out: the time of the exchange on this rank
  * Returns ONEBIT_OK, or an error, which all ranks then get. */
 typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method_t method,
                                                     size_t elements, double *seconds);
 
 /* Measures exchanges of growing sizes until the time depends on the link's rate. If an exchange of
- * all elements takes at most a second, methods with fewer bits are measured with all elements. This
- * takes some 100 ms for each method, and less than two seconds. Collective.
+ * all elements takes at most a second, methods with fewer bits are measured with all elements.
+ * Measuring takes some 100 ms per method, and less than two seconds. Collective.
  *   comm      the ranks
  *   choice    elements and methods; out: exchange, the same on all ranks
- *   exchange  the function that makes an exchange; NULL: the library makes it, in memory of the
- *             host
- *   context   of it
+ *   exchange  the function that makes an exchange; NULL: the library makes exchanges, in host
+ *             memory
+ *   context   the first argument of `exchange`
  * Errors: ONEBIT_ERROR_ARGUMENT (also for seconds that are negative or not finite),
  * ONEBIT_ERROR_MISMATCH (elements or methods differ between ranks), ONEBIT_ERROR_PEER, and those of
- * the exchange; without one those of onebit_plan_create and onebit_allreduce. */
+ * `exchange`, or if it is NULL those of onebit_plan_create and onebit_allreduce. */
 onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t *choice,
                                       onebit_method_exchange_t exchange, void *context);
 
 /* Chooses a method. Collective, also if exchanges have been measured before.
  *   comm     the ranks
- *   choice   out: what is chosen; compute becomes the slowest rank's
+ *   choice   out: the results; `compute` becomes the slowest rank's
  * Errors: ONEBIT_ERROR_ARGUMENT (a number that is negative or not finite, an unknown method, or
  * every method sends more than bytes_a_day), ONEBIT_ERROR_MISMATCH (the ranks give different
  * values), ONEBIT_ERROR_PEER, and those of onebit_method_measure. */

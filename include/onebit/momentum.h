@@ -7,7 +7,7 @@
  *   both         p = p - lr (m + wd p)
  *
  * One bit cannot represent zero: in the compressed stage an element without gradients moves by its
- * block's scale, with signs that cancel over time. Set `uncompressed` for a tensor in which that
+ * block's scale, in directions that cancel over time. Set `uncompressed` for a tensor in which that
  * matters.
  *
  * Source: Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Start from ONEBIT_MOMENTUM_OPTIONS_INIT; in every field zero means the default. All ranks give
- * the same, except common.threads and common.device. */
+ * the same options, except common.threads and common.device. */
 typedef struct onebit_momentum_options {
   size_t size;     /* sizeof(onebit_momentum_options_t) */
   double momentum; /* b, in (0, 1); default 0.9 */
@@ -39,9 +39,9 @@ typedef struct onebit_momentum_options {
   { sizeof(onebit_momentum_options_t), 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a 1-bit momentum SGD optimizer of a list of tensors. Arguments are as in
+/* Makes a 1-bit momentum SGD optimizer for a list of tensors. Arguments are as in
  * onebit_adam_create, except the options. It has no profile deepspeed.
- * Memory: 4 bytes a parameter less than 1-bit Adam; with the default warm-up 4 more for its
+ * Memory: 4 bytes per parameter less than 1-bit Adam. The default warm-up takes 4 more for its
  * messages, and until it ends 8 + 8 / size more for its residuals.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,

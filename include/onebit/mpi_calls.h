@@ -1,43 +1,43 @@
 /*
- * Compressed collectives with the arguments of MPI's. A program that sums gradients with
- * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits an element: with 8 bits every
+ * Compressed collectives with the same arguments as MPI's. A program that sums gradients with
+ * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits per element: with 8 bits every
  * optimizer trains as with dense sums. The environment variable ONEBIT_BITS, equal on all ranks,
- * sets fewer bits: 1 is for sums that go to SGD with momentum, while a program's own Adam trains
- * worse with less than 8 (docs/preload.md). The program creates and destroys nothing: the plan of a
+ * sets fewer bits. One bit is for gradients of SGD with momentum; a program's own Adam trains worse
+ * with fewer than 8 bits (docs/preload.md). The program creates and destroys nothing: the plan of a
  * tensor (onebit/plan.h) belongs to the communicator, is created by the first call, and ends with
  * MPI_Comm_free or MPI_Finalize.
  *
  * Tensors. The residual belongs to a tensor, which each rank identifies by its two buffers, count,
  * type and operation: every tensor needs a pair of buffers of its own. Until a program's calls on a
- * communicator repeat, each begins with a message of 32 bytes in which the ranks agree on its
- * tensor; if a rank passes other buffers than before, all ranks make that call with full values, as
- * MPI does. Once the ranks have seen the same calls twice in the same order (a loop of less than
- * 4096 calls), the position in that order identifies the tensor, with no message, whatever the
+ * communicator repeat, each call begins with a message of 32 bytes in which the ranks agree on its
+ * tensor; if a rank passes other buffers than before, all ranks make that call uncompressed, as MPI
+ * does. Once the ranks have seen the same calls twice in the same order (a loop of fewer than 4096
+ * calls), the position in the loop identifies the tensor, without a message and whatever the
  * buffers are; if a rank's buffers change after eight equal calls, its residual is dropped.
  * ONEBIT_Forget announces that a buffer will be used for another tensor. Once 128 buffers, or
  * buffers of 2^28 elements in all, were used only once, calls with further new buffers are made
- * with full values.
+ * uncompressed.
  *
  * Results. A sum is onebit's mean times the number of ranks, and ONEBIT_AVG is the mean itself; all
  * ranks get the same bits. The result of one call is not exact, but the sum of the results of many
- * calls of a tensor is, to within one call's rounding (onebit_plan_export_residual). Calls that
- * cannot be compressed have MPI's result: those with values that are not finite, on communicators
- * of one rank, or with tensors for which memory is lacking.
+ * calls on a tensor is, to within one call's rounding (onebit_plan_export_residual). These calls
+ * are not compressed and have MPI's result: calls with values that are not finite, on communicators
+ * of one rank, or with tensors for which there is not enough memory.
  *
- * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and
- * ranks give the same count, type and operation. A call that cannot be compressed in principle is
- * an error, not a dense call: with other types than those below, other operations than MPI_SUM and
+ * Buffers are in host memory. Arguments have the same meaning as in MPI, MPI_IN_PLACE too, and
+ * ranks give the same count, type and operation. A call that can never be compressed is an error,
+ * not a dense call: a call with other types than those below, other operations than MPI_SUM and
  * ONEBIT_AVG, or an inter-communicator.
  *
  * Errors. The results are MPI's error codes; an error is reported through the communicator's error
  * handler (which by default ends the program) and onebit_last_error() has a message for it. All
- * calls: MPI_ERR_COMM (MPI_COMM_NULL, an inter-communicator), MPI_ERR_COUNT (negative, or not the
- * same on all ranks where that is noticed), MPI_ERR_TYPE, MPI_ERR_OP, MPI_ERR_BUFFER (NULL, with a
- * count that is not 0), MPI_ERR_NO_MEM, MPI_ERR_INTERN (a damaged message, a failed transport), and
- * MPI_ERR_OTHER (MPI is not initialised, or already finalised, or is not the kind of MPI library
- * that onebit was built for: then no handler is called; or another error than lack of memory in
- * onebit_comm_create_mpi or onebit_plan_create). An argument that is wrong on one rank alone leaves
- * the others waiting, as in MPI.
+ * calls: MPI_ERR_COMM (MPI_COMM_NULL, an inter-communicator), MPI_ERR_COUNT (negative, or found to
+ * differ between ranks), MPI_ERR_TYPE, MPI_ERR_OP, MPI_ERR_BUFFER (NULL, with a count that is not
+ * 0), MPI_ERR_NO_MEM, MPI_ERR_INTERN (a damaged message, a failed transport), and MPI_ERR_OTHER
+ * (MPI is not initialised, or already finalised, or is not the kind of MPI library that onebit was
+ * built for, in which cases no handler is called; or onebit_comm_create_mpi or onebit_plan_create
+ * failed with another error than lack of memory). An argument that is wrong on one rank alone
+ * leaves the others waiting, as in MPI.
  *
  * Threads: the rules are those of MPI's collectives. With MPI_THREAD_MULTIPLE different
  * communicators may be used from different threads at once, and a request may be waited for while
@@ -56,15 +56,15 @@
 extern "C" {
 #endif
 
-/* The types of elements: MPI_FLOAT, Fortran's MPI_REAL and MPI_REAL4 if they have four bytes, MPI's
- * own half type if it has one (MPIX_C_FLOAT16), and these two types of two bytes. The two are
- * committed and can be used in other calls of MPI, but not with MPI's own operations. They are
+/* The element types are MPI_FLOAT, Fortran's MPI_REAL and MPI_REAL4 if they have four bytes, MPI's
+ * own half type if it has one (MPIX_C_FLOAT16), and these two types of two bytes. These two are
+ * committed, and work in other calls of MPI, but not with MPI's own operations. They are
  * MPI_DATATYPE_NULL if MPI cannot make them, or is not initialised. Local; owned by the library,
  * which frees them in MPI_Finalize.
  * Thread-safe.
  * A sum beyond the largest float16 is infinity, compressed or not, because a program with a loss
- * scale checks for infinity. A compressed mean beyond it is +-65504; a mean that is not compressed
- * is the sum, divided. */
+ * scale checks for infinity. A compressed mean beyond it is +-65504; an uncompressed mean is the
+ * sum, divided by the number of ranks. */
 MPI_Datatype ONEBIT_Type_bfloat16(void);
 MPI_Datatype ONEBIT_Type_float16(void);
 #define ONEBIT_BFLOAT16_TYPE ONEBIT_Type_bfloat16()
@@ -84,8 +84,8 @@ MPI_Op ONEBIT_Op_average(void);
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm);
 
-/* MPI_Allgather, compressed: each rank's elements plus its residual of earlier calls are sent in
- * as few bits as those of an allreduce. Collective.
+/* MPI_Allgather, compressed: the sum of each rank's elements and its residual is sent with as many
+ * bits per element as in an allreduce. Collective.
  *   sendbuf    sendcount elements, or MPI_IN_PLACE: the elements are in this rank's place in
  *              recvbuf, and sendcount and sendtype are ignored
  *   recvbuf    out: recvcount elements of each rank, in rank order
@@ -108,8 +108,8 @@ int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcoun
  * another tensor with the same count, type and operation. Local.
  *   buffer   as given to earlier calls, for sending or receiving; a buffer that was never given is
  *            fine
- * Errors: MPI_ERR_COMM, MPI_ERR_BUFFER (NULL), MPI_ERR_REQUEST (a call on it is in flight: its
- * error is kept). */
+ * Errors: MPI_ERR_COMM, MPI_ERR_BUFFER (NULL), MPI_ERR_REQUEST (a call on the buffer is in flight:
+ * the residual is unchanged). */
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm);
 
 /* A call in flight, or a persistent one. It is not an MPI_Request: MPI progresses only its own
@@ -120,11 +120,11 @@ typedef struct onebit_mpi_request *ONEBIT_Request;
 
 /* MPI_Iallreduce, compressed. Collective. Until the ranks have found that their calls repeat, it
  * waits for the other ranks to make the same call; from then on it returns at once.
- *   request   out: to be tested or waited for; ONEBIT_REQUEST_NULL when the call fails
- * Buffers belong to the library until the request is done. Calls in flight progress only in calls
- * of this library: a rank that waits in MPI's own calls for something that another rank does after
- * ONEBIT_Wait may wait for ever. Calls complete in the order in which they began, whichever of them
- * a rank waits for.
+ *   request   out: the call in flight; ONEBIT_REQUEST_NULL when the call fails
+ * The caller must not use the buffers until the request is done. Calls in flight progress only
+ * during calls of this library: a rank that waits in MPI's own calls for something that another
+ * rank does after ONEBIT_Wait may wait for ever. Calls complete in the order in which they began,
+ * whichever request a rank waits for.
  * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Errors of the exchange are
  * returned by ONEBIT_Test or ONEBIT_Wait. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
@@ -145,10 +145,10 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
 int ONEBIT_Start(ONEBIT_Request *request);
 
 /* ONEBIT_Wait waits for a request, ONEBIT_Test tests whether it is done. When a persistent request
- * is done, it becomes inactive; any other becomes ONEBIT_REQUEST_NULL. Local.
+ * is done, it becomes inactive; any other request becomes ONEBIT_REQUEST_NULL. Local.
  *   request   ONEBIT_REQUEST_NULL and inactive ones are done
  *   flag      out: 1 when it is done, 0 when not
- *   status    out: empty, as MPI's of a collective; or MPI_STATUS_IGNORE
+ *   status    out: empty, as MPI's status of a collective; or MPI_STATUS_IGNORE
  * Errors: those of the exchange (all calls, above; if the communicator was freed, they are reported
  * on MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL, or a copy of a request that no longer
  * exists), MPI_ERR_ARG (flag is NULL). */

@@ -1,6 +1,7 @@
 /*
- * Communicators over NCCL (2.18 or newer): GPUs exchange messages without a host in between. They
- * have a header of their own; a library built without NCCL does not have them.
+ * Communicators over NCCL (2.18 or newer): GPUs exchange messages without a host in between. The
+ * header is separate so that code without NCCL can include the others. A library built without NCCL
+ * does not have this function.
  */
 #ifndef ONEBIT_NCCL_H
 #define ONEBIT_NCCL_H
@@ -14,13 +15,13 @@ extern "C" {
 #endif
 
 /* Makes a communicator of the ranks of an NCCL communicator. Collective over nccl_comm.
- *   nccl_comm   borrowed: it must outlive the communicator and what was made on it, and operations
- *               of the program on it must not be in flight on other streams at the same time as
- *               the library's (NCCL's own rule for one communicator on several streams)
+ *   nccl_comm   borrowed: it must outlive the communicator and the objects made on it. The
+ *               program's own operations on it must not be in flight on other streams at the same
+ *               time as the library's (NCCL's own rule for one communicator on several streams)
  *   comm        out: the communicator; NULL when the call fails
  * Plans and optimizers on it must have device ONEBIT_DEVICE_CUDA, and use the device of nccl_comm.
- * An error that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT
- * of the next call or of the call that waits.
+ * If NCCL finds an error later (another rank died, a network failed), the next call or the call
+ * that waits returns ONEBIT_ERROR_TRANSPORT.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, another device than nccl_comm's is current),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). After
  * onebit_comm_abort (onebit/communicator.h), or an ONEBIT_ERROR_TRANSPORT of any object that was

@@ -1,14 +1,14 @@
 /*
  * onebit: compressed collectives and the optimizers that converge with them.
  *
- * Read in this order: status.h (results), communicator.h (who takes part; mpi.h for MPI, custom.h
- * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h
- * (the exchange), optimizer.h (what the optimizers have in common) and one of efficient_adam.h (the
- * one to begin with), adam.h, lamb.h, zero_one_adam.h, momentum.h and lion.h, statistics.h (checks
- * of a training) and checkpoint.h; outer.h (many local steps between exchanges); method.h (the
- * choice among these by measurement). This header does not include cuda.h and nccl.h, for GPUs, and
- * mpi_calls.h, for programs that call MPI. docs/wire-format.md has the messages, docs/optimizers.md
- * the optimizers.
+ * Read the headers in this order: status.h (results), communicator.h (groups of ranks; mpi.h for
+ * MPI, custom.h for a transport of your own), plan.h (a tensor's exchanges, options and memory),
+ * collectives.h (the exchange), optimizer.h (the interface of all optimizers) and one of
+ * efficient_adam.h (the one to begin with), adam.h, lamb.h, zero_one_adam.h, momentum.h and lion.h,
+ * statistics.h (checks of a training run) and checkpoint.h; outer.h (many local steps between
+ * exchanges); method.h (the choice between these methods by measurement). This header does not
+ * include cuda.h and nccl.h, for GPUs, and mpi_calls.h, for programs that call MPI.
+ * docs/wire-format.md describes the messages, docs/optimizers.md the optimizers.
  */
 #ifndef ONEBIT_ONEBIT_H
 #define ONEBIT_ONEBIT_H

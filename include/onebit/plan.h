@@ -1,16 +1,17 @@
 /*
  * Plans: the exchanges of a tensor, their options, and their memory.
  *
- * A compressed collective keeps, on every rank, the rounding error of its last call and adds it to
- * the next. That error belongs to a tensor of a rank, so it lives in a plan: create one per tensor
- * (or per bucket of tensors), use it for every exchange of that tensor, destroy it. Creating a plan
- * allocates everything; the calls allocate nothing.
+ * A compressed collective keeps, on every rank, the rounding error of its last call (the residual)
+ * and adds it to the input of the next call. The residual belongs to one tensor of one rank, so a
+ * plan stores it: create one plan per tensor (or per bucket of tensors), use it for every exchange
+ * of that tensor, and destroy it at the end. Creating a plan allocates all memory; calls allocate
+ * none.
  *
- * A message has one bit for each element, its IEEE sign, and a scale for each block of elements; or
- * a level of 2, 4 or 8 bits in place of the sign (docs/wire-format.md).
+ * A message has one bit for each element, its IEEE sign, and a scale for each block of elements.
+ * With more bits it has a level of 2, 4 or 8 bits in place of the sign (docs/wire-format.md).
  *
- * Threads: a plan is used by one thread at a time. Different plans may be used from different
- * threads at once under the rules of onebit/communicator.h.
+ * Threads: only one thread at a time may use a plan. Several threads may use different plans at
+ * once under the rules of onebit/communicator.h.
  */
 #ifndef ONEBIT_PLAN_H
 #define ONEBIT_PLAN_H
@@ -43,30 +44,30 @@ typedef enum onebit_dtype {
   ONEBIT_FLOAT16 = 2
 } onebit_dtype_t;
 
-/* The number from which a block's scale is computed. With one bit the scale is the magnitude that
- * all elements get: RMS keeps the block's Euclidean norm; the mean of absolute values has the least
- * squared error. With more bits the largest level stands for the block's largest magnitude; with
- * RMS it stands at most for a multiple of the root mean square, which is the best one for the
- * width. docs/scales.md has the measurements. */
+/* The rule for a block's scale. With one bit the scale is the magnitude of all decoded elements:
+ * RMS keeps the block's Euclidean norm; the mean of absolute values has the least squared error.
+ * With more bits the largest level represents the block's largest magnitude; with RMS it represents
+ * at most a multiple of the root mean square, the multiple that is best for the number of bits.
+ * docs/scales.md has the measurements. */
 typedef enum onebit_scale {
   ONEBIT_SCALE_RMS = 0,           /* sqrt(sum c^2 / count) */
-  ONEBIT_SCALE_MEAN_ABSOLUTE = 1, /* sum |c| / count; of one bit only */
-  ONEBIT_SCALE_LARGEST = 2        /* max |c|; of more than one bit only */
+  ONEBIT_SCALE_MEAN_ABSOLUTE = 1, /* sum |c| / count; only with one bit */
+  ONEBIT_SCALE_LARGEST = 2        /* max |c|; only with more than one bit */
 } onebit_scale_t;
 
 /* The contents of messages. */
 typedef enum onebit_wire {
-  ONEBIT_WIRE_BITS = 0, /* one bit an element, or `bits`, with error feedback */
+  ONEBIT_WIRE_BITS = 0, /* one bit per element, or `bits`, with error feedback */
   /* Uncompressed values, without a residual: for warm-up steps and comparisons. Sums are float32
    * and in rank order, so all ranks and all transports give the same bits. Messages have float32
-   * values; those of an allgather and a reduce-scatter have the buffers' type, and these two
-   * collectives need memory of the host. */
+   * values; messages of an allgather or a reduce-scatter have the buffers' type, and these two
+   * collectives need host memory. */
   ONEBIT_WIRE_DENSE = 1
 } onebit_wire_t;
 
 /* DEEPSPEED reproduces the arithmetic of DeepSpeed's compressed backends: the buffer is padded to a
  * multiple of size * lcm(size, 8) and the padding takes part, with one RMS scale for a worker
- * buffer and one for a server chunk. It fixes scale and block_size, and supports only the
+ * buffer and one for a server chunk. The profile fixes scale and block_size, and supports only the
  * allreduce. */
 typedef enum onebit_profile {
   ONEBIT_PROFILE_DEFAULT = 0,
@@ -74,32 +75,32 @@ typedef enum onebit_profile {
 } onebit_profile_t;
 
 /* The algorithm of an allreduce. Each schedule rounds at other points, so results of two schedules
- * differ in their bits (docs/schedules.md); the invariant of onebit_plan_export_residual holds in
- * all. */
+ * differ in their bits (docs/schedules.md); the invariant of onebit_plan_export_residual holds with
+ * all schedules. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
   /* Every rank is the server of a segment: it receives the others' messages about the segment and
    * sends them the result. */
   ONEBIT_SCHEDULE_EXCHANGE = 1,
   /* Every rank sends its message to all others and computes the mean: one exchange instead of two,
-   * and no second rounding; more bytes from three ranks on. */
+   * and no second rounding, but more bytes with three ranks or more. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
-  /* The ranks of a host add up their values, and each exchanges a part of the sum with the ranks in
-   * the same place on the other hosts. A host's bytes do not grow with its ranks. The schedule
-   * needs the same number of ranks on every host. */
+  /* The ranks of a host add up their values, and each rank exchanges a part of the sum with the
+   * ranks of the same local number on the other hosts. The bytes that a host sends do not grow with
+   * its number of ranks. The schedule needs the same number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
 /* The memory of buffers and residuals, and the processor that computes. No bit of any result
- * depends on it, and the ranks of a job need not agree. */
+ * depends on the device, and ranks may use different devices. */
 typedef enum onebit_device {
-  ONEBIT_DEVICE_HOST = 0, /* the processor's memory */
+  ONEBIT_DEVICE_HOST = 0, /* host memory and CPU */
   /* The memory of the CUDA device that is current when the plan is made: onebit/cuda.h. */
   ONEBIT_DEVICE_CUDA = 1
 } onebit_device_t;
 
 /* A value of block_size: one scale for a whole worker buffer and one for a whole server segment.
- * Compressing and sending then do not overlap, since no message can leave before the last element
+ * Compressing and sending then do not overlap, since no message can be sent before the last element
  * is read. */
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
@@ -116,33 +117,33 @@ typedef struct onebit_plan_options {
    * 2048. */
   size_t block_size;
   /* Elements in one message, a multiple of 32 up to 2^28 (a message's bytes are an MPI count),
-   * rounded up to whole blocks; default: chosen so that small messages are sent eagerly and chunks
-   * overlap; on a device the default is a few long messages, as many as overlap needs
+   * rounded up to whole blocks. The default is chosen so that small messages are sent eagerly and
+   * chunks overlap; on a device the default is as few long messages as overlap allows
    * (docs/cuda.md). */
   size_t chunk_size;
-  /* Nonzero: the error of each call is forgotten. This is a control for experiments, not for
-   * training. */
+  /* Nonzero: no residual is kept. This is a control for experiments, not for training. */
   int no_error_feedback;
   /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of any result
-   * depends on it. A rank that may use fewer processors than that warns once. */
+   * depends on it. A rank that may use fewer CPUs than threads warns once. */
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
-  /* Bits an element, 1, 2, 4 or 8; default 1. More than one bit needs ONEBIT_WIRE_BITS, a scale for
-   * each block, and profile default. */
+  /* Bits per element, 1, 2, 4 or 8; default 1. More than one bit needs ONEBIT_WIRE_BITS, a scale
+   * for each block, and profile default. */
   int bits;
-  /* The upper limit of the plan's bits an element; default `bits`, the lower limit. Between these
-   * limits the plan doubles its bits whenever the residual has outgrown the input on some rank, and
-   * halves them when half as many suffice on all ranks (docs/ladder.md). A max_bits above `bits`
-   * has the same requirements as more than one bit, and excludes no_error_feedback. */
+  /* The upper limit of the plan's bits per element; default `bits`, which is the lower limit.
+   * Between these limits the plan doubles its bits whenever the residual has outgrown the input on
+   * some rank, and halves them when half as many bits suffice on all ranks (docs/ladder.md). A
+   * max_bits above `bits` has the same requirements as more than one bit, and excludes
+   * no_error_feedback. */
   int max_bits;
-  /* Copies of the residuals, 1 or 2; default 2. With two, a call that is skipped or fails leaves
-   * them as they were, to the bit. One copy is faster and takes 4 + 4 / size bytes an element less,
-   * but restores residuals only within two roundings of float32; worker residuals of elements whose
-   * input was not finite are restored to the bit. After ONEBIT_ERROR_MESSAGE and
-   * ONEBIT_ERROR_TRANSPORT residuals may be those of the failed call. One copy needs one bit,
-   * memory of the host, and another schedule than ONEBIT_SCHEDULE_HIERARCHICAL. Ranks may differ:
-   * results of calls that succeed do not depend on it. */
+  /* Copies of the residuals, 1 or 2; default 2. With two copies, a call that is skipped or fails
+   * leaves residuals unchanged, to the bit. One copy is faster and takes 4 + 4 / size bytes per
+   * element less, but restores residuals only to within two roundings of float32; worker residuals
+   * of elements whose input was not finite are restored to the bit. After ONEBIT_ERROR_MESSAGE and
+   * ONEBIT_ERROR_TRANSPORT residuals may be those of the failed call. One copy needs one bit, host
+   * memory, and another schedule than ONEBIT_SCHEDULE_HIERARCHICAL. Ranks may differ: results of
+   * calls that succeed do not depend on the number of copies. */
   int residual_copies;
 } onebit_plan_options_t;
 
@@ -153,18 +154,17 @@ typedef struct onebit_plan_options {
     ONEBIT_DEVICE_HOST, 0, 0, 0 }
 /* clang-format on */
 
-/* Makes a plan. Collective over comm: all ranks give the same count and options (threads and
- * residual_copies may differ), and all get the same success or failure: if one rank cannot make the
- * plan, no rank has a plan and no rank is left waiting.
+/* Makes a plan. Collective over comm: all ranks give the same count and options (threads, device
+ * and residual_copies may differ). If one rank cannot make the plan, creation fails on all ranks,
+ * and no rank is left waiting.
  *   comm      the ranks
  *   count     elements, any number from 0 on, with the meaning that the operation gives it
  *             (onebit_operation_t)
- *   options   how, or NULL for the defaults; not kept
+ *   options   or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
- * Memory, in bytes an element of the send buffer: 8 for the worker residual (two copies, so that a
- * skipped call leaves it as it was) and 8 / size for the server residual of the rank's segment;
- * with residual_copies 1 half of both. Messages take 3/8 with one bit, and that times the number of
- * bits with more.
+ * Memory, in bytes per element of the send buffer: 8 for the worker residual (two copies, so that a
+ * skipped call leaves it unchanged) and 8 / size for the server residual of the rank's segment;
+ * half of both if residual_copies is 1. Messages take 3/8 times the number of bits.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
  * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
@@ -176,7 +176,7 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
 
 /* Destroys a plan. Local.
  *   plan   the plan; NULL is fine
- * Wait for a request in flight first: until then this does nothing.
+ * Wait for a request in flight first: until then this function only returns an error.
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, or no longer one), ONEBIT_ERROR_BUSY (the plan has a
  * request in flight). */
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
@@ -191,7 +191,7 @@ typedef struct onebit_plan_info {
   size_t server_residual_start; /* the first element of the segment that this rank serves */
   size_t server_residual_count; /* floats in the server residual */
   size_t block_size;            /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
-  size_t chunks;                /* messages that one rank sends another in a phase */
+  size_t chunks;                /* messages that one rank sends to another in a phase */
   uint64_t wire_bytes;          /* bytes that this rank sends in the next call; in a hierarchical
                                  * plan only those to other hosts */
   uint64_t memory_bytes;        /* bytes allocated for the plan on this rank */
@@ -201,7 +201,7 @@ typedef struct onebit_plan_info {
   onebit_wire_t wire;           /* the one in use: ONEBIT_WIRE_DENSE also if the plan chose that */
   size_t chunk_size;            /* elements in a message, at most */
   int hosts, ranks_per_host;    /* ranks_per_host 0: not the same on all hosts */
-  int bits;                     /* an element, in the next call with ONEBIT_WIRE_BITS */
+  int bits;                     /* bits per element in the next call with ONEBIT_WIRE_BITS */
   int min_bits, max_bits;       /* the limits between which the plan changes `bits` by itself */
   uint64_t moves;               /* the number of such changes since the plan was made */
   /* If min_bits and max_bits differ: the norm of this rank's residual over that of its input in the
@@ -215,9 +215,9 @@ typedef struct onebit_plan_info {
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, info is NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
-/* Sets the bits an element of the next call, for a plan with several widths: to continue from a
- * checkpoint (with the `bits` of onebit_plan_info_t), or to choose by other numbers than the plan's
- * own. Local, but all ranks give the same number between the same two calls: otherwise the next
+/* Sets the bits per element of the next call, for a plan with several widths: to continue from a
+ * checkpoint (with the `bits` of onebit_plan_info_t), or to choose by a rule of the caller's.
+ * Local, but all ranks give the same number between the same two calls: otherwise the plan's next
  * call fails with ONEBIT_ERROR_MESSAGE. The plan continues to change its bits by itself.
  *   plan   the plan, without a request in flight
  *   bits   1, 2, 4 or 8, from min_bits to max_bits
@@ -226,15 +226,16 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 
 /* Chooses the bits of several plans by a budget of bytes, from the next calls on: it doubles the
- * bits where the residual shrinks most for each byte, until the budget is spent (docs/ladder.md).
- * It uses residuals that the ranks have exchanged in their calls (known after 17 calls), so all
- * ranks choose the same and no message is sent. A plan with only one width keeps that width.
- * Afterwards the plans do not change their bits by themselves: call it again now and then. Local,
- * but all ranks make the same call between the same calls of the plans.
+ * bits of the plan whose residual shrinks most per added byte, until the budget is spent
+ * (docs/ladder.md). It uses the residuals that the ranks have exchanged in their calls (known after
+ * 17 calls), so all ranks choose the same bits without a message. A plan with only one width keeps
+ * that width. Afterwards the plans do not change their bits by themselves: call this function again
+ * now and then. Local, but all ranks must call it with the same arguments, between the same calls
+ * of the plans.
  *   plans    plans without requests in flight
  *   count    their number, at least 1
- *   budget   bytes of the messages of all plans / bytes of the same messages in float32: above 0
- *            and up to 1
+ *   budget   bytes of all plans' messages / bytes of the same messages in float32: above 0 and up
+ *            to 1
  * Errors: ONEBIT_ERROR_ARGUMENT (plans is NULL or has none, a budget out of range, or less than the
  * fewest bits need: then all plans get the fewest bits), ONEBIT_ERROR_BUSY (a plan has a request in
  * flight). */
@@ -244,14 +245,14 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
  * model predicts for it, and the source of the model's numbers (a file that onebit-tune wrote, or
  * defaults, and why). Local.
  *   plan   the plan; NULL or no plan gives ""
- * The text belongs to the plan and lives as long as it. With several widths its last line names the
- * current one and changes with it. With ONEBIT_EXPLAIN=1 in the environment rank 0 prints it when a
- * plan is made. */
+ * The text belongs to the plan and lives as long as it. If the plan has several widths, the last
+ * line names the current one and changes with it. With ONEBIT_EXPLAIN=1 in the environment rank 0
+ * prints it when a plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
-/* Export, import and reset the residual, for checkpoints and inspection: import takes any finite
- * values, reset sets both parts to zero. Local.
- *   plan     the plan; none of the three may run while it has a request in flight
+/* Export, import and reset the residual, for checkpoints and inspection: import accepts any finite
+ * values, and reset sets both residuals to zero. Local.
+ *   plan     the plan, without a request in flight
  *   worker   array of worker_residual_count floats (onebit_plan_get_info), owned by the caller:
  *            this rank's residual, one float for each element of its send buffer, in the buffer's
  *            order. In profile deepspeed it covers the padded buffer, and in the hierarchical
@@ -260,7 +261,7 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  *   server   array of server_residual_count floats, owned by the caller: the residual of the
  *            segment that this rank serves, from element server_residual_start on; empty unless the
  *            operation is allreduce. NULL leaves the server residual out
- * The residual makes the invariant hold: element by element
+ * With these residuals the following invariant holds for each element:
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
  * up to the rounding of float32, whatever the plan's type. Results of 16 bits are rounded after
@@ -274,8 +275,9 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan);
 
 /* Makes a plan usable again after ONEBIT_ERROR_MESSAGE (onebit/collectives.h says why it is not).
- * First make the values that the results went into equal on all ranks (broadcast or load them),
- * then call this on every rank: it sets the residual to zero, and the plan works again. Local.
+ * First make the values that were computed from results equal on all ranks (broadcast or load
+ * them), then call this function on every rank: it sets the residual to zero, and the plan works
+ * again. Local.
  *   plan   the plan, without a request in flight
  * For an optimizer's plans onebit_optimizer_load and similar calls do this.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (the plan has a request in

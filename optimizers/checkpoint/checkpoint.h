@@ -1,6 +1,6 @@
 /*
- * The code of checkpoints, on top of the list of sections (optimizers/state.h). docs/checkpoints.md
- * describes the format.
+ * Functions that save, load and merge checkpoints, based on the rows of state (optimizers/state.h).
+ * docs/checkpoints.md describes the format.
  *
  * Positions are numbers of elements, counted through all tensors in the order of their list. The
  * padding of tensors in profile deepspeed is counted apart.
@@ -34,8 +34,8 @@ struct ob_part_header {
   /* The fields from here to `rank` are the same in all parts of a checkpoint. */
   char kind[16];
   uint32_t library, profile;
-  uint32_t ranks, hosts; /* hosts: those of a hierarchical schedule, or 0 */
-  /* The first struct has the fields of an optimizer, the second one those of an outer step. */
+  uint32_t ranks, hosts; /* hosts: their number in a hierarchical schedule, or 0 */
+  /* The first struct has the fields of an optimizer, the second one the fields of an outer step. */
   union {
     struct {
       uint32_t stage, form, shards;
@@ -48,8 +48,8 @@ struct ob_part_header {
   uint64_t tensors, elements, padding;
   uint64_t steps, frozen_at, exchanges[3];
   double variance_ratio;
-  uint64_t window, numbers; /* the numbers of norms, and of the method's own numbers */
-  /* The fields from here on are this rank's. */
+  uint64_t window, numbers; /* how many norms, and how many numbers of the method */
+  /* The fields from here on describe this rank only. */
   uint32_t rank, host, local_rank, reserved;
   uint64_t skipped, good_steps;
   double loss_scale; /* 0 without loss scaling */
@@ -79,8 +79,8 @@ struct ob_checksum ob_checksum_begin(void);
 void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes);
 uint64_t ob_checksum_end(const struct ob_checksum *sum);
 
-/* Return the bytes of a section of `count` numbers, padded with zeros; and the largest possible
- * count. */
+/* ob_section_bytes returns the bytes of a section of `count` numbers, with its padding;
+ * ob_section_limit returns the largest valid count. */
 uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space);
 
@@ -106,10 +106,10 @@ void ob_map_destroy(struct ob_map *map);
 
 /* --- A part (part.c) */
 
-/* Numbers that are read from a file at once, on a stack. */
+/* The size of the buffer, on the stack, for reading numbers from a file. */
 enum { OB_READ_AT_ONCE = 8192 };
 
-/* The largest allowed front of a part: it has some millions of sections. */
+/* The largest allowed front of a part, enough for some millions of sections. */
 #define OB_MAX_FRONT ((uint64_t)256 << 20)
 
 /* A part in memory or, if that is NULL, in a file. */
@@ -123,7 +123,7 @@ struct ob_part {
   int number;
   struct ob_part_source source;
   struct ob_part_header header;
-  unsigned char *front; /* a copy of the front, to which the next two point */
+  unsigned char *front; /* a copy of the front; the next two fields point into it */
   const struct ob_part_tensor *tensors;
   const struct ob_part_section *sections;
   bool *sound; /* for each section, true if its checksum was found right */
@@ -137,14 +137,15 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
 onebit_status_t ob_part_open(struct ob_part *part, int number, const struct ob_part_source *source);
 void ob_part_close(struct ob_part *part);
 
-/* Returns the section of that kind that has this element, else the next one, else NULL. */
+/* Returns this kind's section that has the element or, if there is none, the next section of the
+ * kind, or NULL. */
 const struct ob_part_section *ob_part_find_section(const struct ob_part *part, enum ob_saved what,
                                                    enum ob_space space, uint64_t element);
 
 /* Fails unless the section's checksum and values are right. Checks each section once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
-/* Returns the section of a row of numbers, whose checksum is right. */
+/* Finds the section of a row of numbers, and fails unless its checksum and count are right. */
 onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
                                      const struct ob_part_section **section);
 
@@ -154,7 +155,7 @@ onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_se
 
 /* --- Saving (save.c) */
 
-/* The description of this rank's part: `header.bytes` is known. */
+/* The description of this rank's part, with its size in header.bytes. */
 struct ob_saving {
   const struct ob_state *state;
   struct ob_map map;
@@ -182,7 +183,7 @@ struct ob_sink {
 /* Writes the part, and sets header.checksum. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
-/* Saves into memory of the caller; NULL: only returns the number of bytes. */
+/* Saves into the caller's memory or, if that is NULL, only returns the number of bytes needed. */
 onebit_status_t ob_state_save(const struct ob_state *state, bool whole, void *memory,
                               size_t capacity, size_t *bytes);
 /* Saves into a directory. Collective. `status`: this rank's status so far. */
@@ -193,12 +194,13 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 
 struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer);
 
-/* Return the values of fields of the header. */
+/* Return the values of the header's fields `form` and `hosts`. */
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
 
-/* Access to the norms of the freeze, or to the method's own numbers. ob_checkpoint_numbers returns
- * how many there are, ob_checkpoint_number the address of number i, or NULL, with its range. */
+/* Give access to the norms of the automatic freeze, or to the method's own numbers:
+ * ob_checkpoint_numbers returns how many there are, ob_checkpoint_number the address of number i,
+ * or NULL, and sets its range. */
 uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved what);
 void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
                            struct ob_numbers *is);
@@ -208,13 +210,13 @@ void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved wha
 struct ob_parts {
   struct ob_part *list;
   int count;
-  int own;           /* this rank's part, if the ranks are those that saved; else -1 */
+  int own;           /* the number of this rank's part, if as many ranks saved; else -1 */
   bool same_padding; /* the parts' padding can be used here */
   int latest;        /* the part that was last read for state that is equal on all ranks */
   /* NULL, or each part's weight in means of ranks' own arrays; the weights add up to the number of
    * parts. */
   const double *factors;
-  /* Scratch for means, OB_CHUNK entries each: sums, and the numbers of their terms. */
+  /* Scratch for means, OB_CHUNK entries each: the sums, and how many values each sum has. */
   double *sums;
   uint32_t *counts;
 };
@@ -231,8 +233,8 @@ struct ob_sources {
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* Reads at most OB_CHUNK elements. `values` NULL: only checks that the parts have them, undamaged;
- * after that only reading a file can fail. */
+/* Reads at most OB_CHUNK elements. If `values` is NULL, it only checks that the parts have these
+ * elements, undamaged; after this check only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading (parts.c, files.c) */
@@ -265,7 +267,7 @@ struct ob_loading {
   struct ob_map map;
   struct ob_parts *parts;
   struct ob_part *own;                /* the part that has this rank's numbers */
-  bool dry, ladders;                  /* ladders: the part has the optimizer's scratch ladders */
+  bool dry, ladders;                  /* ladders: optimizer->ladders has the part's ladders */
   enum ob_stage stage;                /* the optimizer's stage, once it is loaded */
   size_t bucket;                      /* the bucket that is being restored */
   const struct ob_stretch *stretches; /* the stretches of this bucket */
@@ -278,20 +280,21 @@ struct ob_loading {
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values);
 
-/* Converts saved momentum, which had been sent, to messages again. The rounding error of a run is
- * added to its residual (messages.c). */
+/* ob_restore_messages converts momentum that had been sent when it was saved to messages again.
+ * ob_add_rounding_error adds the rounding error of a run to its residual (messages.c). */
 onebit_status_t ob_restore_messages(struct ob_loading *loading);
 onebit_status_t ob_add_rounding_error(struct ob_loading *loading, const struct ob_run *run,
                                       float *residual);
 
-/* Loads one part with all that this rank needs into an optimizer without residuals. Local. */
+/* Loads one part, which has everything that this rank needs, into an optimizer without residuals.
+ * Local. */
 onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part);
 
 /* --- Merging (merge.c) */
 
 /* Collective: merges the states of comm's ranks into one part. State that must be equal on all
- * ranks is the same everywhere; other state is this rank's own. Changes nothing. Release it with
- * ob_part_release. */
+ * ranks is equal in the part; other state is this rank's own. The optimizer does not change. The
+ * caller releases the part with ob_part_release. */
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part);
 
 #endif

@@ -1,5 +1,5 @@
-/* A checkpoint's directory: its files, whose partial reads and writes are completed, and the text
- * of its manifest. */
+/* Writes and reads the files of a checkpoint's directory, and repeats partial reads and writes
+ * until they are complete; formats and parses the text of the manifest. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
@@ -35,7 +35,8 @@ struct ob_system ob_system = {.open = system_open_file,
                               .unlink = unlink_file,
                               .mkdir = mkdir};
 
-/* Reports a failed action on a file (or on the directory: NULL), and the reason. */
+/* Reports an action that failed on a file, or on the directory if `name` is NULL, and the
+ * reason. */
 static onebit_status_t report_system_error(const char *what, const char *directory,
                                            const char *name, int code) {
   char reason[OB_INPUT_REASON];
@@ -79,7 +80,8 @@ static int sync_uninterrupted(int file) {
   return result;
 }
 
-/* Some file systems cannot sync a directory, and have no need to. */
+/* Writes names in a directory to the disk. Some file systems cannot sync a directory, and do not
+ * need to. */
 static onebit_status_t sync_directory_names(int number, const char *path) {
   if (sync_uninterrupted(number) == 0 || errno == EINVAL || errno == ENOTSUP)
     return ONEBIT_OK;
@@ -146,7 +148,8 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
   return ONEBIT_OK;
 }
 
-/* An interrupted close has still closed the file, and its bytes are on the disk. */
+/* A close that a signal interrupts has still closed the file, and its bytes are on the disk
+ * already. */
 onebit_status_t ob_file_finish(struct ob_file *file) {
   onebit_status_t status =
       sync_uninterrupted(file->number) == 0 ? ONEBIT_OK : report_file_error("fsync", file);
@@ -196,7 +199,7 @@ void ob_stored_close(struct ob_stored *stored) { ob_input_close(&stored->input);
 
 /* --- The manifest ------------------------------------------------------------------------------*/
 
-enum { LINE = 80 }; /* the length of the longest line, with its end */
+enum { LINE = 80 }; /* the length of the longest line, with its newline */
 
 void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank) {
   snprintf(name, OB_FILE_NAME, "part-%" PRIu64 "-%d", generation, rank);
@@ -228,8 +231,8 @@ char *ob_manifest_text(const struct ob_manifest *manifest) {
   return text;
 }
 
-/* Returns the number that follows this text, and moves *text behind it; 0 if the text or the
- * number is missing. */
+/* Returns the number that follows the expected text, and moves *text behind the number. Returns 0
+ * if the expected text or the number is missing. */
 static uint64_t read_number_after(const char **text, const char *expected, int base) {
   size_t length = strlen(expected);
   if (strncmp(*text, expected, length) != 0)
@@ -247,7 +250,8 @@ static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const ch
   uint64_t version = read_number_after(&text, "onebit checkpoint ", 10);
   if (version > 1)
     return ob_error(ONEBIT_ERROR_CHECKPOINT,
-                    "written by manifest version %" PRIu64 ", this library reads 1", version);
+                    "the manifest has version %" PRIu64 ", but this library reads version 1",
+                    version);
   int end = 0;
   if (sscanf(text, "\nkind %15s%n", manifest->kind, &end) == 1)
     text += end;
@@ -255,11 +259,11 @@ static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const ch
   manifest->generation = read_number_after(&text, "\ngeneration ", 10);
   uint64_t ranks = read_number_after(&text, "\nranks ", 10);
   if (ranks > INT_MAX || ranks > bytes / 8) /* each rank has a line */
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: more ranks than lines");
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: the manifest has fewer lines than ranks");
   manifest->ranks = (int)ranks;
   manifest->parts = ob_allocate((size_t)ranks, sizeof *manifest->parts);
   if (!manifest->parts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of parts");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of parts");
   for (uint64_t k = 0; k < ranks; k++) {
     read_number_after(&text, "\npart ", 10);
     manifest->parts[k].bytes = read_number_after(&text, " ", 10);
@@ -278,16 +282,16 @@ static onebit_status_t manifest_compare(const char *text, size_t bytes, const ch
   if (at == bytes && !wanted[at])
     return ONEBIT_OK;
   const char *why = at == bytes                 ? "the manifest is truncated"
-                    : !wanted[at]               ? "text after the end of the manifest"
+                    : !wanted[at]               ? "text follows the end of the manifest"
                     : strlen(wanted + at) <= 17 ? "the manifest's checksum is wrong"
-                                                : "not the text of a manifest";
+                                                : "the line is not that of a manifest";
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "line %d: %s", line, why);
 }
 
 onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text, size_t bytes) {
   *manifest = (struct ob_manifest){0};
   char *copy = ob_allocate(1, bytes + 1), *again = NULL;
-  onebit_status_t status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  onebit_status_t status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a manifest");
   if (copy) {
     memcpy(copy, text, bytes);
     status = manifest_read_text(manifest, copy, bytes);
@@ -295,7 +299,7 @@ onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text
   if (status == ONEBIT_OK) {
     again = ob_manifest_text(manifest);
     status = again ? manifest_compare(text, bytes, again)
-                   : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+                   : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a manifest");
   }
   if (status == ONEBIT_OK && manifest->ranks < 1)
     status = ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: no rank has saved");

@@ -14,8 +14,8 @@
 #include "onebit/status.h"
 
 /* The system calls that change the disk. A test replaces them, to stop at any of these calls and
- * check which files a crash at that point would leave. Names are relative to an open directory,
- * since its path may name another directory meanwhile. */
+ * check which files a crash at that point would leave. File names are relative to an open
+ * directory, since its path may name another directory by then. */
 struct ob_system {
   int (*open)(int directory, const char *name, int flags, mode_t mode);
   ssize_t (*pwrite)(int file, const void *data, size_t bytes, off_t offset);
@@ -59,8 +59,8 @@ struct ob_file {
   char name[OB_FILE_NAME];
 };
 
-/* Creates a file to write. A file of that name, as a crash leaves it, is removed first; a link is
- * never followed. */
+/* Creates a file to write. A file of that name, which a crash may have left, is removed first; a
+ * link is never followed. */
 onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *directory,
                                const char *name);
 onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void *data,
@@ -102,7 +102,7 @@ void ob_stored_close(struct ob_stored *stored);
 #define OB_MANIFEST     "manifest"
 #define OB_MANIFEST_NEW "manifest.new"
 
-/* The size of the longest manifest that is read: a manifest has at most 80 bytes a rank. */
+/* The size of the longest manifest that is read: a manifest has at most 80 bytes per rank. */
 #define OB_MANIFEST_BYTES ((uint64_t)64 << 20)
 
 struct ob_manifest_part {
@@ -117,10 +117,10 @@ struct ob_manifest {
 };
 
 void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank);
-/* True if this is the name of a part. */
+/* Returns true if this is the name of a part, and sets its generation. */
 int ob_part_read_name(const char *name, uint64_t *generation);
 
-/* Returns the text, as a string to be released; NULL: no memory. */
+/* Returns the manifest as a string, which the caller releases, or NULL when out of memory. */
 char *ob_manifest_text(const struct ob_manifest *manifest);
 
 /* Parses the text. Errors: ONEBIT_ERROR_CHECKPOINT, ONEBIT_ERROR_MEMORY; the caller must release

@@ -29,7 +29,7 @@ static onebit_status_t make_directory(struct ob_directory *directory, const char
   return ob_directory_sync_parent(directory);
 }
 
-/* Opens the list of the directory's names; NULL: it cannot be read. */
+/* Opens the directory to list its names. Returns NULL if it cannot be read. */
 static DIR *list_directory(const struct ob_directory *directory) {
   int number = openat(directory->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *list = number < 0 ? NULL : fdopendir(number);
@@ -65,9 +65,9 @@ struct files {
   const struct ob_state *state;
   const char *path;
   struct ob_directory directory;
-  int lock; /* rank 0's file; -1: none */
+  int lock; /* rank 0's file descriptor of the lock; -1: none */
   uint64_t generation;
-  char name[OB_FILE_NAME]; /* of this rank's part */
+  char name[OB_FILE_NAME]; /* the name of this rank's part */
   struct ob_manifest manifest;
   bool published;
 };
@@ -77,13 +77,14 @@ static onebit_status_t files_check(const char *directory) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "directory is %s", directory ? "empty" : "NULL");
   if (strlen(directory) >= PATH_MAX)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "directory is %zu bytes long, and paths are less than %d", strlen(directory),
-                    PATH_MAX);
+                    "directory is a path of %zu bytes, but a path must have fewer than %d",
+                    strlen(directory), PATH_MAX);
   return ONEBIT_OK;
 }
 
 /* Locks the directory: the second of two processes that save here gets an error. Some file systems
- * have no locks for directories: with these, two parts of the same name cause the error. */
+ * cannot lock directories: there, the error arises because both processes write parts of the same
+ * name. */
 static onebit_status_t lock_directory(struct files *files) {
   int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
   files->lock = ob_own_file(openat(files->directory.number, ".", flags));
@@ -93,7 +94,7 @@ static onebit_status_t lock_directory(struct files *files) {
                   files->path);
 }
 
-/* Rank 0 decides which generation this is. */
+/* Begins to save: rank 0 locks the directory and chooses the number of the new generation. */
 static onebit_status_t files_begin(struct files *files, onebit_status_t status) {
   onebit_comm_t comm = files->state->comm;
   uint64_t largest = 0;
@@ -155,7 +156,7 @@ static onebit_status_t write_manifest(const struct files *files) {
   char *text = ob_manifest_text(&files->manifest);
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
   onebit_status_t status = text ? files_write_file(files, OB_MANIFEST_NEW, NULL, text)
-                                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+                                : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a manifest");
   ob_release(text);
   return status;
 }
@@ -172,8 +173,8 @@ static onebit_status_t open_stored_part(const struct ob_directory *directory, co
   return ob_stored_read(stored, 0, header, sizeof *header);
 }
 
-/* Checks that rank 0 finds the rank's part: a directory of that name may be another one on another
- * machine. */
+/* Checks that rank 0 finds the rank's part: on another machine the same path may be another
+ * directory. */
 static onebit_status_t check_written_part(struct files *files, int rank) {
   struct ob_manifest_part *part = &files->manifest.parts[rank];
   struct ob_part_header header;
@@ -186,10 +187,10 @@ static onebit_status_t check_written_part(struct files *files, int rank) {
   *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->state->comm, rank)};
   if (header.checksum == part->checksum && header.bytes == part->bytes)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_FILE,
-                  "%s/%s, as rank 0 reads it, is not what rank %d wrote: the directory must be one "
-                  "that all ranks share",
-                  files->path, name, rank);
+  return ob_error(
+      ONEBIT_ERROR_FILE,
+      "%s/%s, as rank 0 reads it, is not what rank %d wrote: all ranks must share the directory",
+      files->path, name, rank);
 }
 
 static onebit_status_t files_publish(struct files *files) {
@@ -200,7 +201,7 @@ static onebit_status_t files_publish(struct files *files) {
   snprintf(manifest->kind, sizeof manifest->kind, "%s", state->kind);
   manifest->parts = ob_allocate((size_t)manifest->ranks, sizeof *manifest->parts);
   if (!manifest->parts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a manifest");
   for (int rank = 0; rank < manifest->ranks; rank++)
     OB_TRY(check_written_part(files, rank));
   OB_TRY(write_manifest(files));
@@ -220,8 +221,8 @@ static void remove_parts(const struct files *files) {
   }
 }
 
-/* True if rank 0 knows of the failure, and so writes no manifest: false if the agreement itself has
- * failed. */
+/* Returns true if rank 0 knows of the failure, and so writes no manifest. Returns false if the
+ * ranks' agreement itself has failed. */
 static bool is_failure_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }
@@ -258,10 +259,10 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 
 /* --- Loading -----------------------------------------------------------------------------------*/
 
-/* The number of parts that stay open, of the files that a process may have open, usually 1024. */
+/* The largest number of parts whose files stay open; a process may usually have 1024 open files. */
 enum { OPEN_PARTS = 256 };
 
-/* The most attempts to open a checkpoint while others are saved. */
+/* The largest number of attempts to open a checkpoint while other checkpoints are saved. */
 enum { TURNS = 5 };
 
 /* The parts that a manifest names. */
@@ -274,10 +275,12 @@ struct opened {
 static onebit_status_t files_read_text(struct opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes, too large for a manifest", bytes);
+    return ob_error(ONEBIT_ERROR_CHECKPOINT,
+                    "the file has %" PRIu64 " bytes, too many for a manifest", bytes);
   char *text = ob_allocate(1, (size_t)bytes);
   if (!text)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest of %" PRIu64 " bytes", bytes);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a manifest of %" PRIu64 " bytes",
+                    bytes);
   onebit_status_t status = ob_stored_read(stored, 0, text, (size_t)bytes);
   if (status == ONEBIT_OK)
     status = ob_manifest_parse(&opened->manifest, text, (size_t)bytes);
@@ -307,13 +310,14 @@ static onebit_status_t open_part(struct opened *opened, int rank) {
   if (rank >= OPEN_PARTS)
     ob_stored_suspend(stored);
   if (stored->input.bytes < part->bytes)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: truncated: %" PRIu64 " of %" PRIu64 " bytes",
-                    directory, name, stored->input.bytes, part->bytes);
+    return ob_error(ONEBIT_ERROR_CHECKPOINT,
+                    "%s/%s is truncated: it has %" PRIu64 " of %" PRIu64 " bytes", directory, name,
+                    stored->input.bytes, part->bytes);
   if (stored->input.bytes == part->bytes && part->bytes >= sizeof header &&
       header.checksum == part->checksum)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: not the part that the manifest names", directory,
-                  name);
+  return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s is not the part that the manifest names",
+                  directory, name);
 }
 
 static onebit_status_t files_open_all(struct opened *opened, const char *directory) {
@@ -323,7 +327,7 @@ static onebit_status_t files_open_all(struct opened *opened, const char *directo
   size_t ranks = (size_t)opened->manifest.ranks;
   opened->parts = ob_allocate(ranks, sizeof *opened->parts);
   if (!opened->parts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu parts", ranks);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %zu parts", ranks);
   for (size_t rank = 0; rank < ranks; rank++)
     opened->parts[rank].input.number = -1;
   for (int rank = 0; rank < opened->manifest.ranks; rank++)
@@ -331,7 +335,8 @@ static onebit_status_t files_open_all(struct opened *opened, const char *directo
   return ONEBIT_OK;
 }
 
-/* True if the manifest names another checkpoint by now. Keeps the message of the failure. */
+/* Returns true if the manifest names another checkpoint by now. Keeps the failure's error
+ * message. */
 static bool is_checkpoint_replaced(const struct opened *opened) {
   struct opened now = {.directory = opened->directory};
   char message[512];
@@ -352,7 +357,7 @@ static void close_files(struct opened *opened) {
 }
 
 /* Opens a checkpoint's parts, which the caller closes also after a failure. If another checkpoint
- * is saved meanwhile, that one is opened. */
+ * is saved meanwhile, the new checkpoint is opened. */
 static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
                                   const char *directory) {
   *opened = (struct opened){.directory.number = -1};
@@ -380,8 +385,8 @@ static onebit_status_t load_files(const struct ob_load *load, onebit_status_t st
   return status;
 }
 
-/* Loads again if ranks have opened different checkpoints, because one was saved meanwhile: all
- * ranks then find that only term 1 of their agreement differs, which is the fingerprint. */
+/* Loads again if ranks have opened different checkpoints because one was saved meanwhile. Then all
+ * ranks find that they differ only in term 1 of their agreement, the checkpoint's fingerprint. */
 onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources, const char *directory) {
   const onebit_status_t ready = status;

@@ -1,4 +1,4 @@
-/* Merges the state of several ranks into one part, which all these ranks get. */
+/* Merges the state of several ranks into one part. Each of these ranks gets a copy of the part. */
 #include "optimizers/checkpoint/merge.h"
 
 #include <string.h>
@@ -9,7 +9,8 @@
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-/* Sends every rank's bytes to all ranks: those of rank r are at starts[r] to starts[r + 1]. */
+/* Sends every rank's bytes to all ranks: the bytes of rank r are in `base` from starts[r] to
+ * starts[r + 1]. */
 static onebit_status_t merge_gather(struct ob_moving *moving, unsigned char *base,
                                     const size_t *starts) {
   const int me = moving->comm->rank;
@@ -25,7 +26,7 @@ static onebit_status_t merge_gather(struct ob_moving *moving, unsigned char *bas
 /* --- The ranks' headers and sections -----------------------------------------------------------*/
 
 static onebit_status_t merge_no_memory(void) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an optimizer");
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for moving an optimizer");
 }
 
 static const struct ob_part_header *own_header(const struct ob_merge *merge) {
@@ -54,7 +55,7 @@ static onebit_status_t merge_allocate(struct ob_merge *merge) {
   return ONEBIT_OK;
 }
 
-/* Makes the part of the merge that needs no other rank. */
+/* Prepares the merge on this rank, without messages. */
 static onebit_status_t merge_open_own(struct ob_merge *merge, onebit_comm_t comm) {
   OB_TRY(ob_moving_create(&merge->moving, comm, "onebit_optimizer_move"));
   OB_TRY(merge_allocate(merge));
@@ -63,8 +64,8 @@ static onebit_status_t merge_open_own(struct ob_merge *merge, onebit_comm_t comm
   return ob_saving_create(&merge->saving, &merge->state, true);
 }
 
-/* Returns the most steps by which a rank of the same run can be behind: the step in which a rank
- * was lost, and local steps, which send nothing. */
+/* Returns the largest number of steps by which a rank of the same run can be behind: the step in
+ * which a rank was lost, and local steps, in which ranks send nothing. */
 static uint64_t max_steps_behind(const struct onebit_optimizer *optimizer) {
   return 1 + optimizer->moments.local_step_clipper;
 }
@@ -122,7 +123,7 @@ static void add_merged_section(struct ob_part *part, uint32_t what, uint32_t spa
   part->header.bytes += ob_section_bytes(what, count);
 }
 
-/* Lists every section of the source's stage, with all elements. */
+/* Lists the sections of the merged part: all sections of the source's stage, with all elements. */
 static onebit_status_t merge_lay_out(struct ob_merge *merge) {
   struct ob_part *part = merge->merged;
   part->header = merge->ranks[merge->moving.source].header;
@@ -176,8 +177,9 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element) {
 
 /* --- Pieces ------------------------------------------------------------------------------------*/
 
-/* True if the rank's section can be used. Other numbers of ranks have other padding. A rank that is
- * still in the warm-up, although the source is not, has no moments yet. */
+/* Returns true if the rank's section can be used. Padding depends on the number of ranks, which may
+ * differ from the source's. A rank still in the warm-up, while the source is not, has no moments
+ * yet. */
 static bool is_section_usable(const struct ob_merge *merge, int rank,
                               const struct ob_part_section *section) {
   const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
@@ -188,7 +190,7 @@ static bool is_section_usable(const struct ob_merge *merge, int rank,
   return merge->moving.holder[rank] && (section->space != OB_PADDING || same);
 }
 
-/* Returns the section of a rank that has this number, or else the next one. */
+/* Returns the rank's section that has this element or, if there is none, its next section. */
 static const struct ob_part_section *merge_find_section(const struct ob_merge *merge, int rank,
                                                         const struct ob_part_section *section,
                                                         uint64_t number) {
@@ -198,7 +200,8 @@ static const struct ob_part_section *merge_find_section(const struct ob_merge *m
                               (enum ob_space)section->space, number);
 }
 
-/* Returns the end of a piece, of which every rank has all elements or none. */
+/* Returns the end of the piece that begins at `first`. Every rank has all elements of a piece or
+ * none. */
 static uint64_t find_piece_end(const struct ob_merge *merge, const struct ob_part_section *section,
                                uint64_t first) {
   uint64_t end = first - first % OB_CHUNK + OB_CHUNK;
@@ -220,7 +223,8 @@ static bool has_piece(const struct ob_merge *merge, int rank, const struct ob_me
   return has && has->first <= piece->first;
 }
 
-/* Freezes the variance of this rank's piece if only the source has done so. */
+/* Freezes the variance of this rank's piece if the source has frozen its variance and this rank has
+ * not. */
 static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   if (optimizer->held || !optimizer->method->sharded || piece->section->what != OB_SAVED_VARIANCE ||
@@ -235,7 +239,8 @@ static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_pie
   }
 }
 
-/* Copies this rank's piece into the merged part. Returns its hash; 0 if the rank has none. */
+/* Copies this rank's piece into the merged part. Returns its hash, or 0 if this rank does not have
+ * the piece. */
 static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *has =
@@ -290,8 +295,8 @@ static onebit_status_t merge_section(struct ob_merge *merge,
 
 /* --- The whole merge ---------------------------------------------------------------------------*/
 
-/* Merges the sections. A failure here is not agreed on: the other ranks learn of it while they
- * wait. */
+/* Merges the sections. Ranks do not agree on a failure here: the other ranks get an error while
+ * they wait for messages. */
 static onebit_status_t merge_sections(struct ob_merge *merge) {
   onebit_status_t status = ONEBIT_OK;
   for (uint64_t i = 0; status == ONEBIT_OK && i < merge->merged->header.sections; i++)

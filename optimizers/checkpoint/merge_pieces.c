@@ -1,4 +1,4 @@
-/* Sends pieces of the merged part to the ranks that lack them, and replaces lost pieces. */
+/* Sends pieces of the merged part to the ranks that do not have them, and replaces lost pieces. */
 #include <string.h>
 
 #include "base/error.h"
@@ -25,7 +25,7 @@ static int choose_original(const struct ob_merge *merge, size_t slot) {
   return -1;
 }
 
-/* Returns the sender of a piece: ranks that have the same values take turns. */
+/* Returns the rank that sends a piece: ranks that have the same values take turns. */
 static int choose_sender(const struct ob_merge *merge, size_t slot, uint64_t hash) {
   int count = 0, turn;
   for (int rank = 0; rank < merge->moving.comm->size; rank++)
@@ -40,10 +40,10 @@ static onebit_status_t check_received(const struct ob_merge *merge,
                                       const struct ob_merge_piece *piece, int from, uint64_t hash) {
   if (ob_merge_hash(merge, piece) == hash)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MESSAGE,
-                  "from rank %d: section '%s' arrived damaged: its hash differs from that of the "
-                  "sender",
-                  from, ob_saved_rows[piece->section->what].name);
+  return ob_error(
+      ONEBIT_ERROR_MESSAGE,
+      "from rank %d: section '%s' arrived damaged: its hash differs from the sender's hash", from,
+      ob_saved_rows[piece->section->what].name);
 }
 
 static onebit_status_t distribute_piece(struct ob_merge *merge, const struct ob_merge_piece *piece,
@@ -128,7 +128,7 @@ onebit_status_t ob_merge_distribute(struct ob_merge *merge, const struct ob_merg
 
 /* --- State that is lost -----------------------------------------------------------------------*/
 
-/* Adds a variance to the sum: if the stage stores reciprocals, its denominator. Elements without
+/* Adds a variance to the sum or, if the stage stores reciprocals, the denominator. Elements without
  * variance do not count. */
 static void add_variance(float value, bool reciprocal, double *sum, size_t *count) {
   if (value > 0) {
@@ -149,8 +149,8 @@ static float mean_variance(const struct ob_merge *merge, const struct ob_merge_p
   return count ? (float)(reciprocal ? (double)count / sum : sum / (double)count) : 0;
 }
 
-/* Returns an element's variance as the mean of its tensor's other elements, or else of all tensors;
- * compressed tensors have reciprocals. */
+/* Returns the value that replaces a lost variance: the mean over its tensor's other elements or, if
+ * there are none, over all tensors. After the warm-up, it is a reciprocal in compressed tensors. */
 static float find_replacement_variance(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                        size_t tensor) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
@@ -184,8 +184,8 @@ static void replace_variance(struct ob_merge *merge, const struct ob_merge_piece
   }
 }
 
-/* Reads the caller's parameters, which all ranks have completely. Only a rank with sharded state
- * lacks the master values. */
+/* Reads the caller's parameters in place of lost master values. All ranks have all of the caller's
+ * parameters; master values are lost only with sharded state. */
 static void read_caller_parameters(const struct ob_merge *merge,
                                    const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
@@ -208,7 +208,7 @@ static onebit_status_t replace_parameters(struct ob_merge *merge,
   return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece), piece_bytes(piece));
 }
 
-/* Momentum and residuals begin as zeros, which the memory has already. */
+/* Lost momentum and residuals become zeros, which the memory has already. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   if (piece->section->what == OB_SAVED_PARAMETERS)
     return replace_parameters(merge, piece);

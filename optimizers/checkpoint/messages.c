@@ -1,13 +1,13 @@
 /*
- * Restores the momentum of a bucket that had been sent in messages when it was saved.
+ * Restores a bucket's momentum that had been sent in messages when it was saved.
  *
  * The momentum is written to the messages that the last exchange would have left: signs or levels,
- * and one scale a block. If blocks begin at the same elements as when the momentum was saved, all
+ * and one scale per block. If blocks begin at the same elements as when the momentum was saved, all
  * elements of a block have one magnitude, which is the scale, and every bit is restored. Otherwise
- * (another block_size; or one scale a shard, and another number of ranks) the scale is the one with
- * which the block's elements would be compressed. The rounding error of the message, times beta1,
- * is then added to the residual, so the next compensated value is the same up to rounding, on every
- * rank.
+ * (another block_size; or one scale per shard, and another number of ranks) the scale is the one
+ * with which the block's elements would be compressed. The rounding error of the message, times
+ * beta1, is then added to the residual, so the next compensated value is the same up to rounding,
+ * on every rank.
  *
  * With levels, every block has an element of the largest level, so the scale is the block's largest
  * magnitude divided by that level, as when it was compressed, and rounding twice gives the same
@@ -29,8 +29,8 @@ static size_t count_tensor_elements(const struct ob_loading *loading, size_t pie
   return loading->stretches[piece].count[OB_ELEMENTS];
 }
 
-/* Reads momentum, and divides it by beta1 if it was saved before it was sent: then it was saved
- * times beta1. */
+/* Reads momentum, and divides it by beta1 if it had not been sent yet when it was saved: such
+ * momentum is saved times beta1. */
 static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob_run *run,
                                      float *values) {
   bool was_sent = loading->parts->list[0].header.stage == OB_STAGE_SENT;
@@ -54,7 +54,8 @@ static size_t find_scale_index(const struct onebit_plan *plan, const struct ob_r
              : block;
 }
 
-/* Returns the number of elements of a run that count: all but padding whose values are unknown. */
+/* Returns how many elements of a run have known values: all except padding that the parts do not
+ * have. */
 static size_t count_known_elements(const struct ob_loading *loading, const struct ob_run *run) {
   size_t real = count_tensor_elements(loading, run->piece);
   if (loading->parts->same_padding || run->offset + run->count <= real)
@@ -69,7 +70,7 @@ static uint32_t encode_value(float value, float scale, unsigned width) {
   return (uint32_t)ob_encode_level(value * ob_inverse_scale(scale), width) & ((1u << width) - 1);
 }
 
-/* Returns the value that a message has in place of this one. */
+/* Returns the value after it was encoded in a message and decoded again. */
 static float message_value(float value, float scale, unsigned width) {
   if (width == 1)
     return ob_decode(ob_bits_of(value) >> 31, scale);
@@ -148,8 +149,8 @@ static onebit_status_t checkpoint_messages_write_message(struct ob_loading *load
                                             loading->reader.message, ob_message_bytes(&shape));
 }
 
-/* A rank writes the messages that it would have received; if the ranks of a host share memory, each
- * writes its own. */
+/* Writes the messages that this rank would have received; if the ranks of a host share memory, each
+ * rank writes its own message. */
 onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   const struct onebit_plan *plan = current_bucket(loading)->bits;
   struct measure measure = {.scale = SIZE_MAX};

@@ -1,4 +1,5 @@
-/* The declaration of an optimizer's state; and the calls that save and load it. */
+/* Declares the state of an optimizer for checkpoints, and implements the calls that save and load
+ * it. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +22,8 @@ size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   return 0;
 }
 
-/* Returns number i of the ladders' scratch; is->at and is->count describe the whole scratch. */
+/* Returns the address of number i in the scratch of the ladders; is->at and is->count describe the
+ * whole scratch. */
 static void *ladder_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
   static const struct {
     enum ob_numbers_kind kind;
@@ -110,7 +112,7 @@ static void checkpoint_optimizer_list_tensors(const void *object, struct ob_part
   }
 }
 
-/* Lists the pieces of a tensor one after the other; a piece of no tensor is padding. */
+/* Lists the pieces of a tensor one after the other; a piece without a tensor is padding. */
 static size_t list_bucket_stretches(const struct onebit_optimizer *optimizer, size_t u,
                                     struct ob_stretch *stretches) {
   const struct ob_bucket *bucket = &optimizer->buckets[u];
@@ -141,9 +143,9 @@ static bool checkpoint_optimizer_has(const struct ob_saving *saving, enum ob_sav
   return ob_has_section(saving->state->object, (enum ob_stage)saving->header.stage, what);
 }
 
-/* Returns the elements that this rank saves: all that it has. But unless everything is requested,
- * it saves only its shard of parameters and, of a momentum that servers keep, the part that it
- * serves. */
+/* Returns the elements that this rank saves: its shard of the parameters, and otherwise all
+ * elements that it has. If servers keep the momentum, it saves only the part that it serves, unless
+ * saving->whole is set. */
 static struct ob_run checkpoint_optimizer_extent(const struct ob_saving *saving, enum ob_saved what,
                                                  const struct ob_stretch *stretch) {
   const struct onebit_optimizer *optimizer = saving->state->object;

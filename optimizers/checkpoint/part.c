@@ -1,4 +1,4 @@
-/* A part: its checksums, and the checks of its front before any content of the part is used. */
+/* Computes the checksums of a part, and checks its front before any content of the part is used. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -68,7 +68,7 @@ uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, ui
                                     : header->elements;
 }
 
-/* True if the section ends before that element of that kind. */
+/* Returns true if the section is of an earlier kind or space, or ends before the element. */
 static bool ends_before(const struct ob_part_section *section, uint32_t what, uint32_t space,
                         uint64_t element) {
   if (section->what != what)
@@ -83,14 +83,14 @@ static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uin
   const struct ob_part_section *section = &part->sections[i];
   if (section->what < OB_SAVED_NORMS || section->what >= OB_SAVED_END ||
       section->space >= OB_SPACES)
-    return ob_part_error(part, "section %" PRIu64 " is of no kind that this library knows", i);
+    return ob_part_error(part, "section %" PRIu64 " has a kind that this library does not know", i);
   const uint64_t limit = ob_section_limit(&part->header, section->what, section->space);
   const uint64_t bytes = part->header.bytes;
   const char *name = ob_saved_rows[section->what].name;
   if (section->first > limit || section->count > limit - section->first)
     return ob_part_error(part,
-                         "section '%s' has %" PRIu64 " elements from %" PRIu64
-                         " on, beyond the %" PRIu64 " of the checkpoint",
+                         "section '%s' has %" PRIu64 " elements from element %" PRIu64
+                         " on, but the checkpoint has only %" PRIu64 "",
                          name, section->count, section->first, limit);
   if (section->offset != offset ||
       (i && !ends_before(section - 1, section->what, section->space, section->first)))
@@ -110,11 +110,11 @@ static onebit_status_t check_sections(const struct ob_part *part) {
   }
   if (offset == part->header.bytes)
     return ONEBIT_OK;
-  return ob_part_error(part, "its sections end at byte %" PRIu64 " of %" PRIu64, offset,
-                       part->header.bytes);
+  return ob_part_error(part, "its sections end at byte %" PRIu64 ", not at its end, byte %" PRIu64,
+                       offset, part->header.bytes);
 }
 
-/* Reads bytes that lie within the part. */
+/* Reads bytes, which must lie within the part. */
 static onebit_status_t read_part_bytes(const struct ob_part *part, uint64_t offset, void *to,
                                        size_t bytes) {
   if (!part->source.memory)
@@ -123,27 +123,30 @@ static onebit_status_t read_part_bytes(const struct ob_part *part, uint64_t offs
   return ONEBIT_OK;
 }
 
-/* --- Opening one -------------------------------------------------------------------------------*/
+/* --- Opening a part ----------------------------------------------------------------------------*/
 
 static onebit_status_t check_identity(const struct ob_part *part) {
   const struct ob_part_header *header = &part->header;
   const uint64_t bytes = part->source.bytes;
   if (bytes < 16)
-    return ob_part_error(part, "truncated: %" PRIu64 " bytes, which is no header", bytes);
+    return ob_part_error(part, "it is truncated: %" PRIu64 " bytes are too few for a header",
+                         bytes);
   if (memcmp(header->magic, OB_PART_MAGIC, sizeof header->magic) != 0)
     return ob_part_error(part, "its first bytes are not those of a checkpoint");
   if (header->order != OB_PART_ORDER)
     return ob_part_error(part, "its numbers are not little-endian");
   if (header->version == 0 || header->version > OB_PART_VERSION)
-    return ob_part_error(part, "written by format version %" PRIu32 ", this library reads up to %d",
-                         header->version, OB_PART_VERSION);
+    return ob_part_error(
+        part, "it has format version %" PRIu32 ", but this library reads versions up to %d",
+        header->version, OB_PART_VERSION);
   if (bytes < sizeof *header)
-    return ob_part_error(part, "truncated: %" PRIu64 " bytes of a header of %zu", bytes,
-                         sizeof *header);
+    return ob_part_error(part, "it is truncated: it has %" PRIu64 " bytes, but its header %zu",
+                         bytes, sizeof *header);
   if (bytes < header->bytes)
-    return ob_part_error(part, "truncated: %" PRIu64 " of %" PRIu64 " bytes", bytes, header->bytes);
+    return ob_part_error(part, "it is truncated: it has %" PRIu64 " of %" PRIu64 " bytes", bytes,
+                         header->bytes);
   if (bytes > header->bytes)
-    return ob_part_error(part, "%" PRIu64 " bytes, but its header says %" PRIu64, bytes,
+    return ob_part_error(part, "it has %" PRIu64 " bytes, but its header says %" PRIu64, bytes,
                          header->bytes);
   return ONEBIT_OK;
 }
@@ -156,7 +159,7 @@ static onebit_status_t check_counts(const struct ob_part *part) {
                            header->sections * sizeof(struct ob_part_section) &&
       header->front <= header->bytes && header->front <= OB_MAX_FRONT)
     return ONEBIT_OK;
-  return ob_part_error(part, "damaged: its header does not agree with its length");
+  return ob_part_error(part, "it is damaged: the counts in its header do not fit its length");
 }
 
 /* Reads the front once, so that the copy that is checked is the one that is used. */
@@ -165,7 +168,7 @@ static onebit_status_t part_read_front(struct ob_part *part) {
   part->front = ob_allocate(1, (size_t)header->front);
   part->sound = ob_allocate((size_t)header->sections, sizeof *part->sound);
   if (!part->front || !part->sound)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %" PRIu64 " sections",
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %" PRIu64 " sections",
                     header->sections);
   OB_TRY(read_part_bytes(part, 0, part->front, (size_t)header->front));
   if (memcmp(part->front, header, sizeof *header) != 0)
@@ -176,7 +179,9 @@ static onebit_status_t part_read_front(struct ob_part *part) {
   struct ob_checksum sum = ob_checksum_begin();
   ob_checksum_add(&sum, part->front, (size_t)header->front);
   if (ob_checksum_end(&sum) != header->checksum)
-    return ob_part_error(part, "header: checksum %016" PRIx64 ", that of its bytes is %016" PRIx64,
+    return ob_part_error(part,
+                         "its header has the checksum %016" PRIx64
+                         ", but the checksum of the header's bytes is %016" PRIx64,
                          header->checksum, ob_checksum_end(&sum));
   part->tensors = (const void *)(part->front + sizeof *header);
   part->sections = (const void *)(part->tensors + header->tensors);
@@ -210,7 +215,7 @@ void ob_part_release(struct ob_part *part) {
   ob_release(part);
 }
 
-/* --- Access to its content ---------------------------------------------------------------------*/
+/* --- Access to a part's content ----------------------------------------------------------------*/
 
 const struct ob_part_section *ob_part_find_section(const struct ob_part *part, enum ob_saved what,
                                                    enum ob_space space, uint64_t element) {
@@ -282,7 +287,8 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
   OB_TRY(checksum_section(part, section, &sum, &infinite));
   if (ob_checksum_end(&sum) != section->checksum)
     return ob_part_error(part,
-                         "section '%s': checksum %016" PRIx64 ", that of its bytes is %016" PRIx64,
+                         "section '%s' has the checksum %016" PRIx64
+                         ", but the checksum of its bytes is %016" PRIx64,
                          name, section->checksum, ob_checksum_end(&sum));
   if (infinite < section->count) {
     float value;

@@ -1,5 +1,5 @@
-/* The parts of all ranks, perhaps of another number of ranks than now: checks that they fit
- * together, reads elements from them, and loads an object from them, which is collective. */
+/* Checks that the parts of all ranks belong together, reads elements from them, and loads an object
+ * from them, which is collective. The parts may be from another number of ranks than now. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -23,12 +23,13 @@ static onebit_status_t parts_open(struct ob_parts *parts, const struct ob_source
   if (!sources->files && (!sources->memory || !sources->bytes))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", sources->memory ? "bytes" : "parts");
   if (count < 1)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "count is %d: no part", count);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "count is %d: a checkpoint has at least one part",
+                    count);
   parts->list = ob_allocate((size_t)count, sizeof *parts->list);
   parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
   parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
   if (!parts->list || !parts->sums || !parts->counts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %d parts", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for reading %d parts", count);
   for (int k = 0; k < count; k++) {
     parts->count = k + 1; /* to be closed, even when opening it has failed */
     struct ob_part_source source = make_part_source(sources, k);
@@ -57,12 +58,12 @@ static onebit_status_t check_same_checkpoint(const struct ob_part *part,
   const struct ob_part_header *mine = &part->header, *theirs = &first->header;
   if (mine->steps != theirs->steps)
     return ob_error(ONEBIT_ERROR_CHECKPOINT,
-                    "parts 0 and %d are of different steps, %" PRIu64 " and %" PRIu64, part->number,
-                    theirs->steps, mine->steps);
+                    "parts 0 and %d were saved after different steps, %" PRIu64 " and %" PRIu64,
+                    part->number, theirs->steps, mine->steps);
   if (memcmp((const char *)mine + ALIKE_FROM, (const char *)theirs + ALIKE_FROM,
              ALIKE_END - ALIKE_FROM) != 0 ||
       memcmp(part->tensors, first->tensors, mine->tensors * sizeof(struct ob_part_tensor)) != 0)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "parts 0 and %d are not of the same checkpoint",
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "parts 0 and %d do not belong to the same checkpoint",
                     part->number);
   return ONEBIT_OK;
 }
@@ -72,10 +73,12 @@ static onebit_status_t parts_check_together(const struct ob_parts *parts) {
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     if (part->header.ranks != (uint32_t)parts->count)
-      return ob_part_error(part, "saved by %" PRIu32 " ranks; the number of parts given is %d",
+      return ob_part_error(part,
+                           "it was saved by %" PRIu32 " ranks, but the number of parts given is %d",
                            part->header.ranks, parts->count);
     if (part->header.rank != (uint32_t)k)
-      return ob_part_error(part, "saved by rank %" PRIu32 ": give parts in the order of ranks",
+      return ob_part_error(part,
+                           "it was saved by rank %" PRIu32 ": give the parts in the order of ranks",
                            part->header.rank);
     OB_TRY(check_same_checkpoint(part, &parts->list[0]));
   }
@@ -96,18 +99,19 @@ static onebit_status_t parts_check_object(const struct ob_part *part, const stru
   const struct ob_part_header *header = &part->header;
   uint64_t elements = 0;
   if (strncmp(header->kind, state->kind, sizeof header->kind) != 0)
-    return ob_part_error(part, "of another %s: saved by %.16s, loaded by %s", state->noun,
-                         header->kind, state->kind);
+    return ob_part_error(part, "it belongs to another %s: saved by %.16s, loaded by %s",
+                         state->noun, header->kind, state->kind);
   if (header->tensors != state->tensors)
-    return ob_part_error(part, "saved with %" PRIu64 " tensors, loaded into %zu", header->tensors,
-                         state->tensors);
+    return ob_part_error(part, "it was saved with %" PRIu64 " tensors, but loaded into %zu",
+                         header->tensors, state->tensors);
   for (size_t t = 0; t < state->tensors; elements += tensors[t++].count)
     if (part->tensors[t].count != tensors[t].count)
       return ob_part_error(
           part, "tensor %zu has %" PRIu64 " elements here, and %" PRIu64 " in the checkpoint", t,
           tensors[t].count, part->tensors[t].count);
   if (header->elements != elements)
-    return ob_part_error(part, "it says %" PRIu64 " elements, but its tensors have %" PRIu64,
+    return ob_part_error(part,
+                         "its header says %" PRIu64 " elements, but its tensors have %" PRIu64,
                          header->elements, elements);
   return ONEBIT_OK;
 }
@@ -117,7 +121,7 @@ static onebit_status_t parts_check_objects(const struct ob_parts *parts,
   struct ob_part_tensor *tensors = ob_allocate(state->tensors, sizeof *tensors);
   onebit_status_t status = ONEBIT_OK;
   if (!tensors)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu tensors", state->tensors);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %zu tensors", state->tensors);
   state->list_tensors(state->object, tensors);
   for (int k = 0; status == ONEBIT_OK && k < parts->count; k++)
     status = parts_check_object(&parts->list[k], state, tensors);
@@ -127,18 +131,20 @@ static onebit_status_t parts_check_objects(const struct ob_parts *parts,
 
 /* --- Checks of the parts against the optimizer -------------------------------------------------*/
 
-/* From the freeze on, and in a warm-up of divided gradients, the state of a tensor depends on
- * whether it is compressed. */
+/* Checks options of the optimizer against those of the part. From the freeze on, and in a warm-up
+ * of divided gradients, a tensor's state depends on whether the tensor is compressed. */
 static onebit_status_t check_options(const struct ob_part *part,
                                      const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
   const bool frozen = header->stage != OB_STAGE_WARMUP;
   if (header->profile != (uint32_t)optimizer->options.profile)
-    return ob_part_error(part, "of another profile: saved with %" PRIu32 ", loaded with %d",
-                         header->profile, (int)optimizer->options.profile);
+    return ob_part_error(
+        part, "it belongs to another profile: saved with profile %" PRIu32 ", loaded with %d",
+        header->profile, (int)optimizer->options.profile);
   if (frozen && header->shards != (uint32_t)optimizer->moments.shards)
-    return ob_part_error(part, "saved after the freeze with shards %" PRIu32 ", loaded with %d",
-                         header->shards, (int)optimizer->moments.shards);
+    return ob_part_error(
+        part, "it was saved after the freeze with shards=%" PRIu32 ", but loaded with shards=%d",
+        header->shards, (int)optimizer->moments.shards);
   for (size_t t = 0; (frozen || optimizer->method->divides) && t < optimizer->tensor_count; t++) {
     const struct ob_part_tensor row = part->tensors[t];
     const bool uncompressed = optimizer->buckets[optimizer->tensors[t].bucket].uncompressed;
@@ -149,7 +155,7 @@ static onebit_status_t check_options(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* True if the header describes a possible state. A freeze without a warm-up has no step. */
+/* Returns true if the header describes a possible state. Without a warm-up, frozen_at is 0. */
 static bool is_possible_state(const struct ob_part_header *header,
                               const struct onebit_optimizer *optimizer) {
   switch (header->stage) {
@@ -175,17 +181,21 @@ static onebit_status_t check_stage(const struct ob_part *part,
   const bool may_begin_frozen =
       optimizer->moments.no_warmup || optimizer->method->divides || optimizer->asked->begins_frozen;
   if (frozen && !header->frozen_at && !may_begin_frozen)
-    return ob_part_error(part, "saved without a warm-up, loaded with one");
+    return ob_part_error(
+        part, "it was saved without a warm-up, but is loaded into an optimizer with a warm-up");
   if (!frozen && optimizer->moments.no_warmup)
-    return ob_part_error(part, "saved in a warm-up, loaded without one");
+    return ob_part_error(
+        part, "it was saved in a warm-up, but is loaded into an optimizer without a warm-up");
   if (frozen && header->form != (uint32_t)ob_checkpoint_form(optimizer))
-    return ob_part_error(part, "saved after the freeze with exchange of %s, loaded with that of %s",
+    return ob_part_error(part,
+                         "it was saved after the freeze with an exchange of %s, but is loaded with "
+                         "an exchange of %s",
                          header->form == OB_FORM_STEP ? "steps" : "momentum",
                          header->form == OB_FORM_STEP ? "momentum" : "steps");
   return ONEBIT_OK;
 }
 
-/* The ranges of a method's own numbers are checked when the numbers are loaded. */
+/* Checks the numbers in the header. The method's own numbers are checked when they are loaded. */
 static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
@@ -193,16 +203,16 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   const bool before = optimizer->method->divides && header->numbers + 1 == numbers;
   if (before && header->stage == OB_STAGE_WARMUP)
     return ob_part_error(part,
-                         "saved in the warm-up of %s by library %" PRIu32 ".%" PRIu32 ".%" PRIu32
-                         ", which sent plain gradients; library %s normalises them: load a "
+                         "saved in the warm-up of %s by onebit %" PRIu32 ".%" PRIu32 ".%" PRIu32
+                         ", which sent plain gradients; onebit %s normalises them: load a "
                          "checkpoint saved after the warm-up",
                          optimizer->method->name, header->library >> 16, header->library >> 8 & 255,
                          header->library & 255, onebit_version());
   if (header->numbers != numbers && !before)
-    return ob_part_error(part, "has %" PRIu64 " numbers of %s, expected %" PRIu64, header->numbers,
-                         optimizer->method->name, numbers);
+    return ob_part_error(part, "it has %" PRIu64 " numbers of %s, expected %" PRIu64,
+                         header->numbers, optimizer->method->name, numbers);
   if (!(header->loss_scale >= 0) || isinf(header->loss_scale))
-    return ob_part_error(part, "its loss scale is %g, not a finite number from 0 on",
+    return ob_part_error(part, "its loss scale is %g: it must be finite and at least 0",
                          header->loss_scale);
   return ONEBIT_OK;
 }
@@ -298,8 +308,9 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
   return ONEBIT_OK;
 }
 
-/* Reads this rank's own elements. For elements that this rank did not have, as in a hierarchical
- * schedule with other blocks or buckets, it reads the mean of the other ranks' values. */
+/* Reads this rank's own elements. For elements that this rank did not have when it saved, as in a
+ * hierarchical schedule with other blocks or buckets, it reads the mean of the other ranks'
+ * values. */
 static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_range *range,
                                       float *values) {
   struct ob_part *part = &parts->list[parts->own];
@@ -331,7 +342,7 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
 
 /* --- Loading an object -------------------------------------------------------------------------*/
 
-/* Checks all that can be checked without a change. */
+/* Checks everything that can be checked before the object is changed. */
 static onebit_status_t check_all_parts(const struct ob_load *load, onebit_status_t status,
                                        struct ob_parts *parts, const struct ob_sources *sources) {
   OB_TRY(status);
@@ -356,7 +367,8 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
   if (status == ONEBIT_OK) {
     status = load->restore(load->object, &parts, false);
     if (status == ONEBIT_ERROR_FILE)
-      status = ob_error(status, "%s; part of the state has been loaded", onebit_last_error());
+      status =
+          ob_error(status, "%s; a part of the state has already been loaded", onebit_last_error());
     status = ob_agree(load->state->comm, status, NULL, 0);
   }
   load->close(load->object);

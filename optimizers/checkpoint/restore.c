@@ -1,5 +1,5 @@
-/* Loads parts into the state of an optimizer, first without changing anything; and the calls that
- * do so. */
+/* Loads parts into the state of an optimizer, in a first pass that changes nothing and a second one
+ * that does; implements the calls that load. */
 #include <math.h>
 #include <string.h>
 
@@ -31,15 +31,16 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
 
 /* --- Sections of a bucket ---------------------------------------------------------------------*/
 
-/* True if the bucket sends nothing after the freeze: one rank alone that does not compress. */
+/* Returns true if the bucket sends nothing after the freeze: a single rank that does not
+ * compress. */
 static bool restore_is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   return optimizer->method->momentum && !bucket->uncompressed &&
          loading->stage == OB_STAGE_FROZEN && !ob_optimizer_compresses(optimizer);
 }
 
-/* Converts momentum that was sent for a bucket that sends nothing now: multiplies it by beta1, adds
- * all residuals, and removes its scaling in messages. */
+/* Converts momentum that was saved after it was sent, for a bucket that sends nothing now:
+ * multiplies it by beta1, adds all residuals, and removes its scaling in messages. */
 static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_bucket *bucket,
                                      const struct ob_run *run) {
   const struct ob_method *method = loading->optimizer->method;
@@ -95,8 +96,8 @@ static onebit_status_t restore_parameters(struct ob_loading *loading, const stru
   return loading->dry ? ONEBIT_OK : write_parameters(loading, to, &run);
 }
 
-/* Without error feedback the residual only holds what a message cannot represent. *large is set if
- * the residual has a number of OB_LARGE_SCALE or more. */
+/* Restores a run. Without error feedback, the residual is only the rounding error of the message.
+ * *large is set if the residual has a number of OB_LARGE_SCALE or more. */
 static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_section *to,
                                    const struct ob_run *run, bool *large) {
   bool residual = to->content == OB_CONTENT_RESIDUAL;
@@ -143,9 +144,9 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
-/* Returns the ladder of the bucket's plan. Its tensors may have been in several buckets: the
- * largest width counts. Without a saved width it is the plan's minimum, in which momentum is then
- * sent. */
+/* Returns the ladder of the bucket's plan. Its tensors may have been in several buckets: the ladder
+ * with the largest width is used. Returns NULL if no ladder was saved; momentum is then sent in the
+ * plan's smallest width. */
 static const struct ob_ladder_state *find_bucket_ladder(const struct ob_loading *loading,
                                                         const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
@@ -181,12 +182,13 @@ static onebit_status_t restore_check_number(const struct ob_loading *loading,
     memcpy(&value, &bits, sizeof value);
   if (value >= is->min && value <= is->max)
     return ONEBIT_OK;
-  return ob_part_error(loading->own, "section 'numbers': %g is outside of %g .. %g", value, is->min,
-                       is->max);
+  return ob_part_error(loading->own,
+                       "section 'numbers' has the value %g, which is not from %g to %g", value,
+                       is->min, is->max);
 }
 
-/* A ring of norms of another length cannot be used: norms are collected anew. A rank's own numbers
- * that an older library did not write are zeros. */
+/* Restores numbers. A ring of norms of another length cannot be used: norms are collected anew. A
+ * rank's own numbers that an older library did not write are zeros. */
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
   uint64_t count = ob_checkpoint_numbers(loading->optimizer, what);
   bool own = what != OB_SAVED_NORMS;
@@ -225,8 +227,8 @@ static void set_ladders(struct ob_loading *loading) {
   }
 }
 
-/* Resets the scalings if this optimizer sends nothing, since the loaded ones have been applied
- * then; otherwise they take effect in the next call. */
+/* Resets the tensors' scalings if this optimizer sends nothing, since then the loaded momentum has
+ * been divided by them; otherwise the loaded scalings take effect in the next call. */
 static void reset_scalings(struct onebit_optimizer *optimizer) {
   bool alone = !ob_optimizer_compresses(optimizer) && optimizer->method->scalings;
   for (size_t t = 0; alone && t < optimizer->tensor_count; t++)
@@ -268,7 +270,7 @@ static enum ob_stage restored_stage(const struct ob_loading *loading) {
   return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
 }
 
-/* Numbers are restored first: the code that restores momentum may read them. */
+/* Restores all state, the numbers first, since the code that restores momentum may read them. */
 static onebit_status_t restore_all(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];
@@ -307,7 +309,7 @@ static onebit_status_t restore_allocate(struct ob_loading *loading) {
   loading->values = ob_allocate(2 * OB_CHUNK, sizeof(float));
   loading->scales = ob_allocate(scales, sizeof(float));
   if (!loading->values || !loading->scales)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an optimizer");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for loading an optimizer");
   loading->more = loading->values + OB_CHUNK;
   return ob_reader_create(&loading->reader, optimizer);
 }
@@ -343,7 +345,7 @@ static onebit_status_t restore_part(struct ob_loading *loading, struct ob_parts 
   parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
   parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
   if (!parts->sums || !parts->counts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to restore an optimizer");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for restoring an optimizer");
   OB_TRY(restore_prepare(loading, parts));
   parts->same_padding = header->ranks == (uint32_t)loading->optimizer->comm->size &&
                         header->padding == loading->map.total[OB_PADDING];
@@ -364,7 +366,7 @@ static onebit_status_t check_loadable(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_reach_idle(optimizer));
   if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "optimizer is on a device that counts its steps: they cannot be set");
+                    "optimizer is on a device, which counts its steps itself: they cannot be set");
   return ONEBIT_OK;
 }
 

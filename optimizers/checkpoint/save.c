@@ -9,8 +9,8 @@
 
 /* --- Positions of elements ---------------------------------------------------------------------*/
 
-/* Orders pieces by their first element. Of several that begin with the same number all but the last
- * are empty. */
+/* Orders pieces by their first element. If several pieces begin with the same element, all but the
+ * last are empty. */
 static int compare_stretches(const void *a, const void *b) {
   const struct ob_stretch *x = a, *y = b;
   const int e = OB_ELEMENTS;
@@ -24,7 +24,7 @@ onebit_status_t ob_map_create(struct ob_map *map, const struct ob_state *state) 
                          .sorted = ob_allocate(count, sizeof *map->sorted),
                          .count = count};
   if (!map->all || !map->sorted)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu pieces", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %zu pieces", count);
   state->list_stretches(state->object, map->all);
   for (size_t k = 0; k < count; k++) {
     map->all[k].first[OB_PADDING] = map->total[OB_PADDING];
@@ -101,8 +101,8 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
               clip_number(number + end - before, low, high));
 }
 
-/* Adds the elements that this rank saves: all that it has or, of rows that are equal on all ranks,
- * its fraction. */
+/* Adds the elements that this rank saves: all that it has or, if the row is equal on all ranks,
+ * only its fraction of the row. */
 static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
   const bool own = ob_saved_is_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
   const uint64_t total = saving->map.total[space];
@@ -120,7 +120,7 @@ static onebit_status_t list_sections(struct ob_saving *saving) {
   const size_t max = (size_t)OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
   saving->sections = ob_allocate(max, sizeof *saving->sections);
   if (!saving->sections)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", max);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %zu sections", max);
   for (int k = OB_SAVED_NORMS; k < OB_SAVED_END; k++) {
     const enum ob_saved what = (enum ob_saved)k;
     if (!saving->state->has(saving, what))
@@ -156,13 +156,13 @@ static onebit_status_t checkpoint_save_describe(struct ob_saving *saving) {
   OB_TRY(state->describe(saving));
   saving->tensors = ob_allocate(header->tensors, sizeof *saving->tensors);
   if (!saving->tensors)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu tensors",
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of %zu tensors",
                     (size_t)header->tensors);
   state->list_tensors(state->object, saving->tensors);
   return ONEBIT_OK;
 }
 
-/* Sets the place of each section, and so the number of bytes of the part. */
+/* Sets the offset of each section, and the number of bytes of the part. */
 static void checkpoint_save_lay_out(struct ob_part_header *header,
                                     struct ob_part_section *sections) {
   header->front = sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
@@ -244,7 +244,7 @@ static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sin
   struct ob_part_header *header = &saving->header;
   unsigned char *front = ob_allocate(1, (size_t)header->front);
   if (!front)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of sections");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for a list of sections");
   unsigned char *at = front + sizeof *header;
   if (header->tensors)
     memcpy(at, saving->tensors, (size_t)header->tensors * sizeof *saving->tensors);
@@ -265,7 +265,7 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
   onebit_status_t status = ONEBIT_OK;
   uint64_t *buffer = ob_allocate(OB_CHUNK, sizeof *buffer);
   if (!buffer)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to write a checkpoint");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for writing a checkpoint");
   for (uint64_t i = 0; status == ONEBIT_OK && i < saving->header.sections; i++)
     status = write_section(saving, sink, &saving->sections[i], buffer);
   if (status == ONEBIT_OK)

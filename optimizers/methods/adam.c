@@ -1,7 +1,7 @@
 /*
- * The functions of 1-bit Adam, and of 1-bit Adam whose state is sharded. In the latter each rank is
- * the server of a shard: it receives gradients, and sends results computed from their mean to all
- * ranks:
+ * The functions of 1-bit Adam, and of 1-bit Adam with sharded state. With sharded state each rank
+ * is the server of a shard: it receives gradients, and sends results computed from their mean to
+ * all ranks:
  *
  *                    in                          the server                      back
  *   warm-up,         dense reduce-scatter        Adam on its shard               parameters, dense
@@ -26,13 +26,13 @@
 
 /* --- Sharded -----------------------------------------------------------------------------------*/
 
-/* The automatic freeze needs the sum of the variances: each rank sends the sum of its shard to all.
- * A double is sent exactly as floats: three of its mantissa, one of its exponent. */
+/* The automatic freeze needs the sum of the variances: each rank sends its shard's sum to all
+ * ranks. A double is sent exactly as floats: three of its mantissa, one of its exponent. */
 
 enum { PARTS = 4 };
 
 struct own {
-  onebit_plan_t sums; /* NULL: nothing needs them */
+  onebit_plan_t sums; /* NULL: nothing needs the sums */
   float part[PARTS], *parts;
   double variance;
   double passed; /* seconds of the passes in this step */
@@ -60,7 +60,7 @@ static onebit_status_t shards_create(struct onebit_optimizer *optimizer) {
     own->parts = ob_optimizer_allocate(optimizer, ranks * PARTS, sizeof *own->parts);
   onebit_status_t status = own && own->parts
                                ? ONEBIT_OK
-                               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu sums", ranks);
+                               : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu sums", ranks);
   OB_TRY(ob_agree(optimizer->comm, status, NULL, 0));
   if (optimizer->moments.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
     return ONEBIT_OK;
@@ -248,7 +248,8 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
   return ob_step_outcome(optimizer);
 }
 
-/* The variance becomes a reciprocal; the momentum does not change, since here it is no residual. */
+/* Replaces variances by their reciprocals. The momentum does not change, since with sharded state
+ * it is not stored in the residual. */
 static onebit_status_t shards_freeze(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
@@ -281,8 +282,8 @@ static onebit_status_t shards_choose(struct ob_recipe *recipe) {
   recipe->method = &with_shards;
   if (recipe->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "exchange is ONEBIT_ADAM_EXCHANGE_STEP, shards is %d, which says what is "
-                    "exchanged: leave exchange 0",
+                    "exchange is ONEBIT_ADAM_EXCHANGE_STEP, shards is %d: shards already decides "
+                    "what is exchanged, so leave exchange 0",
                     shards);
   if (recipe->moments.shards == ONEBIT_SHARDS_STEP && common->parameter_dtype != ONEBIT_FLOAT32)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
@@ -290,18 +291,17 @@ static onebit_status_t shards_choose(struct ob_recipe *recipe) {
                     "parameters, which must be ONEBIT_FLOAT32",
                     (int)common->parameter_dtype);
   if (common->profile == ONEBIT_PROFILE_DEEPSPEED)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, shards is %d: DeepSpeed has no such "
-                    "1-bit Adam",
-                    shards);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "profile is ONEBIT_PROFILE_DEEPSPEED, shards is %d: DeepSpeed's 1-bit Adam has no shards",
+        shards);
   if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shards support "
                     "ONEBIT_SCHEDULE_EXCHANGE only",
                     shards);
   if (common->device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is %d, shards is %d: shards are for memory of the host",
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "device is %d, shards is %d: shards need host memory",
                     (int)common->device, shards);
   return ONEBIT_OK;
 }
@@ -336,7 +336,7 @@ static onebit_status_t adam_freeze(struct onebit_optimizer *optimizer) {
                              optimizer->steps);
 }
 
-/* --- Its row -----------------------------------------------------------------------------------*/
+/* --- The methods' rows -------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_adam_options_t
 static const struct ob_option options_of[] = {

@@ -40,8 +40,8 @@ static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer
 }
 
 /* The limit of a rank's divided gradient, as a multiple of its usual size if the gradients of ranks
- * are independent. It is for elements whose first gradients were almost zero: those of rare rows
- * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
+ * are independent. It limits elements whose first gradients were almost zero. Divided gradients of
+ * rare rows are 10 times as large as usual, and a limit of 5 raised the loss by half a per cent. */
 #define LIMIT 50
 
 static void fill_divided_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -90,8 +90,8 @@ static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Ends the warm-up after its last step. Bias corrections continue to count the warm-up's steps; w,
- * the last step that ranks agreed on, becomes the residual, as if it had not been sent. */
+/* Ends the warm-up after its last step. Bias corrections continue to count the warm-up's steps. The
+ * last update w, which is equal on all ranks, becomes the residual, as if it had not been sent. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
@@ -114,7 +114,8 @@ static onebit_status_t efficient_adam_dense(struct onebit_optimizer *optimizer,
   return ob_bucket_run_pass(optimizer, bucket, OB_PASS_ADAM, step_number(optimizer));
 }
 
-/* Returns the words that this rank compresses, which in a hierarchical schedule are not all. */
+/* Returns the words that this rank compresses: in a hierarchical schedule, only a part of all
+ * words. */
 static struct ob_interval find_own_range(const struct onebit_plan *plan) {
   const struct ob_layout *layout = ob_plan_layout(plan);
   size_t first, end;
@@ -197,7 +198,7 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    .add_statistics = ob_lamb_fill_statistics,
                                                    .numbers = numbers_by_ratios};
 
-/* --- Its row -----------------------------------------------------------------------------------*/
+/* --- The methods' rows -------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_efficient_adam_options_t
 static const struct ob_option options_of[] = {

@@ -1,10 +1,10 @@
 /*
  * The functions of 1-bit LAMB.
  *
- * Memory traffic of a step in bytes a parameter, besides messages. Warm-up: 28 for LAMB (reads mean
- * gradient, moments and parameters, writes moments and the update) and 12 for LAMB_MOVE, which has
- * to wait for the tensor's norms. Compressed: 12 to compress (residual, gradient, residual), 16 for
- * LAMB_FRESH (reads reciprocal and parameters, reads and writes the fresh variance), and 12 for
+ * Memory traffic of a step in bytes per parameter, besides messages. Warm-up: 28 for LAMB (reads
+ * mean gradient, moments and parameters, writes moments and the update) and 12 for LAMB_MOVE, which
+ * has to wait for the tensor's norms. Compressed: 12 to compress (residual, gradient, residual), 16
+ * for LAMB_FRESH (reads reciprocal and parameters, reads and writes the fresh variance), and 12 for
  * APPLY, a separate pass because the factor depends on all elements of the tensor. The two messages
  * that LAMB_FRESH compares are a quarter of a byte.
  */
@@ -19,7 +19,7 @@
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 
-/* --- The numbers of tensors, on the host */
+/* --- Per-tensor coefficients, on the host */
 
 /* Finds the tensor that begins with piece *k of the bucket, and sets *k to the beginning of the
  * next tensor. Returns false after the last one. */
@@ -83,7 +83,8 @@ static onebit_status_t compute_level(struct onebit_optimizer *optimizer, struct 
   return ONEBIT_OK;
 }
 
-/* Computes the scalings from the mean over the tensors that have momentum. */
+/* Computes the tensors' scalings from each tensor's level and the mean level, over tensors with
+ * momentum. */
 static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_lamb *lamb = optimizer->own;
   double level, total = 0;
@@ -142,8 +143,8 @@ static onebit_status_t make_frozen_step(struct onebit_optimizer *optimizer,
   return lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* Returns true in the first compressed step. For a deferred executor it always does: the executor
- * knows which step is the first. */
+/* Returns true in the first compressed step. For a deferred executor it always returns true: the
+ * executor itself knows which step is the first. */
 static bool is_momentum_in_residual(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred || optimizer->steps == optimizer->frozen_at;
 }
@@ -159,9 +160,9 @@ static void lamb_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
   call->hold = true;
 }
 
-/* Compares the momentum received with the one before it. In the first compressed step that is no
- * message yet: the freeze left it, times beta1, in the residual, and the exchange has only written
- * the residual's other copy. */
+/* Compares the momentum received with the one before it. In the first compressed step, the momentum
+ * before is no message: the freeze left it, times beta1, in the residual, and the exchange has only
+ * written the residual's other copy. */
 static onebit_status_t lamb_compare_momentum(struct onebit_optimizer *optimizer,
                                              struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
@@ -184,7 +185,7 @@ static onebit_status_t lamb_update(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Freezes a bucket. Scalings are for tensors that share one scale. */
+/* Freezes a bucket. Scalings are needed only if several tensors share one scale. */
 static onebit_status_t freeze_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_bucket_run_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
@@ -237,7 +238,7 @@ onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * ntensors * sizeof(double)) : NULL;
   recipe->own = lamb;
   if (!lamb)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tensors", ntensors);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for %zu tensors", ntensors);
   double *numbers = (double *)(void *)(lamb + 1);
   *lamb = (struct ob_lamb){recipe->moments.limits, ntensors, numbers, numbers + ntensors,
                            numbers + 2 * ntensors};
@@ -246,7 +247,7 @@ onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors) {
   return ONEBIT_OK;
 }
 
-/* --- Its row -----------------------------------------------------------------------------------*/
+/* --- The method's row --------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_lamb_options_t
 static const struct ob_option options_of[] = {

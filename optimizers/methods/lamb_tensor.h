@@ -1,8 +1,8 @@
 /*
- * The numbers of 1-bit LAMB that each tensor has, computed from the sums of its elements. They are
- * in a header because on a device a kernel computes them, so that no host waits for them.
- * Everything is double with one rounding an operation, in the order of the source; numbers for a
- * pass are rounded to float32 once.
+ * The per-tensor coefficients of 1-bit LAMB, computed from sums over a tensor's elements. The code
+ * is in a header because on a device a kernel computes them, so that the host need not wait. All
+ * arithmetic is in double with one rounding per operation, in the order of the source; results that
+ * a pass uses are rounded to float32 once.
  */
 #ifndef OB_OPTIMIZERS_LAMB_TENSOR_H
 #define OB_OPTIMIZERS_LAMB_TENSOR_H
@@ -81,8 +81,8 @@ OB_INLINE float ob_lamb_scaling(double mean_level, double level) {
   return scaling > 0 && ob_is_finite(scaling) ? scaling : 1;
 }
 
-/* Returns the learning rate of a tensor's pieces: the step's times the tensor's factor times r, or
- * times c f. */
+/* Returns the learning rate of a tensor's pieces: the step's rate times the tensor's factor, times
+ * r in the warm-up or c f after it. */
 OB_INLINE float ob_lamb_rate(float learning_rate, float factor, double ratio) {
   return (float)((double)learning_rate * (double)factor * ratio);
 }

@@ -15,7 +15,7 @@ static void lion_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
   call->hold = optimizer->bucket_count > 1;
 }
 
-/* --- Its row: the beta of the second moments is what others call beta2 -------------------------*/
+/* --- The method's row. Option beta2 sets server_beta; beta3 sets the moments' beta2 ------------*/
 
 #define OPTIONS onebit_lion_options_t
 static const struct ob_option options_of[] = {

@@ -24,7 +24,7 @@ static onebit_status_t momentum_freeze(struct onebit_optimizer *optimizer) {
   return ob_buckets_run_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps);
 }
 
-/* --- Its row -----------------------------------------------------------------------------------*/
+/* --- The method's row --------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_momentum_options_t
 static const struct ob_option options_of[] = {

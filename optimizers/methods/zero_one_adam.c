@@ -1,7 +1,7 @@
 /*
  * The functions of 0/1 Adam: the schedule of its exchanges, and its steps.
  *
- * Memory traffic of a step in bytes a parameter, besides messages, if everything is float32:
+ * Memory traffic of a step in bytes per parameter, besides messages, if everything is float32:
  *
  *   dense     36   gradient 4, mean 4; mean 4, momentum 8, variance 8, parameter 8
  *   bits      32   gradient 4, residual 8; momentum 8, variance 4, parameter 8
@@ -9,7 +9,7 @@
  *   sync      56   gradient, momentum, variance, parameter, anchor and movement 4 each; movement 4,
  *                  residual 8; variance 4, anchor 8, momentum 4, parameter 4
  *
- * Profile deepspeed has one array more, of the movement: 8 bytes in local and synchronisation
+ * Profile deepspeed has one more array, for the movement: 8 more bytes in local and synchronisation
  * steps.
  */
 #include <float.h>
@@ -126,17 +126,17 @@ struct zero_one {
   struct ob_zero_one_schedule schedule;
   uint64_t updates; /* steps in which the variance was updated */
   uint64_t apart;   /* 1: parameters differ between ranks now */
-  /* Sums over the steps since the last synchronisation: learning rates, and these times the
-   * momentum's factor. */
+  /* Sums over the steps since the last synchronisation: of learning rates, and of learning rates
+   * times the momentum's factor. */
   double rates, corrected_rates;
 };
 
 static struct zero_one *get_own(const struct onebit_optimizer *optimizer) { return optimizer->own; }
 
-/* Returns the schedule, with the step after which the variance freezes or froze. Once frozen, this
- * is the step after which it did, since a checkpoint may have been written with other options. If
- * the options' step has passed without a freeze, as after loading a checkpoint of a later step, it
- * is the next step. */
+/* Returns the schedule, with the step after which the variance freezes or froze. Once the variance
+ * is frozen, this is the step after which it froze, since a checkpoint may have been written with
+ * other options. If the step that the options set has passed without a freeze, as after loading a
+ * checkpoint of a later step, the variance freezes after the next step. */
 static struct ob_zero_one_schedule current_schedule(const struct onebit_optimizer *optimizer) {
   struct ob_zero_one_schedule schedule = get_own(optimizer)->schedule;
   if (optimizer->frozen_at)
@@ -154,7 +154,8 @@ static bool is_local_stage(const struct onebit_optimizer *optimizer) {
   return optimizer->frozen_at;
 }
 
-/* Returns the rate of the step being made, or just made. An invalid rate has been reported. */
+/* Returns the learning rate of the step being made, or just made; 0 for an invalid rate, which has
+ * been reported already. */
 static double current_rate(const struct onebit_optimizer *optimizer) {
   float rate = optimizer->step.learning_rate;
   return rate >= 0 && ob_is_finite(rate) ? (double)rate : 0;
@@ -176,7 +177,7 @@ static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
 }
 
 /* Returns the operands of a pass. The variance is not updated in every step: its bias correction
- * counts the steps that update it, including this one if it does. */
+ * counts only the steps that update it, including this step if it does. */
 static struct ob_pass_sink zero_one_adam_make_sink(const struct onebit_optimizer *optimizer,
                                                    const struct ob_bucket *bucket,
                                                    enum ob_pass_kind kind, uint64_t step) {
@@ -263,8 +264,8 @@ static onebit_status_t check_gradients_finite(struct onebit_optimizer *optimizer
   return ONEBIT_OK;
 }
 
-/* Makes a local step. Other ranks do not learn its outcome: the step counts, and after an error
- * this rank's parameters stay unchanged. */
+/* Makes a local step. Other ranks do not learn its outcome: the step counts as made, and after an
+ * error this rank's parameters stay unchanged. */
 static onebit_status_t make_local_step(struct onebit_optimizer *optimizer) {
   bool finite;
   if (optimizer->step.outcome.status != ONEBIT_OK)
@@ -274,8 +275,8 @@ static onebit_status_t make_local_step(struct onebit_optimizer *optimizer) {
     return pass_compressed_buckets(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
   ob_step_note(optimizer,
                ob_error(ONEBIT_SKIPPED,
-                        "skipped on this rank only: a gradient is not finite. Step %llu is a "
-                        "local step: it is counted, and other ranks are not told",
+                        "skipped on this rank only: a gradient is not finite. Step %llu is a local "
+                        "step: it counts as made, and other ranks do not learn of it",
                         (unsigned long long)optimizer->steps + 1));
   return ONEBIT_OK;
 }
@@ -303,8 +304,8 @@ static onebit_status_t zero_one_adam_freeze(struct onebit_optimizer *optimizer) 
   return ONEBIT_OK;
 }
 
-/* Returns true if local steps change parameters: not if all tensors are uncompressed, which are
- * exchanged in every step. */
+/* Returns true if local steps change parameters. They do not if all tensors are uncompressed, since
+ * these are exchanged in every step. */
 static bool local_steps_change_parameters(const struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed && optimizer->buckets[u].filled > 0)
@@ -350,7 +351,7 @@ static bool adds_rates(const struct onebit_optimizer *optimizer) {
   return get_own(optimizer)->apart || get_own(optimizer)->rates > 0;
 }
 
-/* --- Its row -----------------------------------------------------------------------------------*/
+/* --- The method's row --------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_zero_one_adam_options_t
 static const struct ob_option options_of[] = {
@@ -386,7 +387,7 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
   const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   (void)ntensors;
   if (!own)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an optimizer");
   own->schedule = ob_zero_one_fill_defaults(
       &(struct ob_zero_one_schedule){.variance_freeze_step = moments->variance_freeze_step,
                                      .variance_update_scaler = moments->variance_update_scaler,

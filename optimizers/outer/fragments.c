@@ -14,7 +14,7 @@ void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size) {
 }
 
 onebit_status_t ob_outer_no_memory(const struct onebit_outer *outer) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step of %zu parameters",
                   outer->count);
 }
 
@@ -88,7 +88,7 @@ void ob_fragments_set_arrays(struct onebit_outer *outer) {
   }
 }
 
-/* Creates the lists of each fragment, without arrays. */
+/* Creates the lists of each fragment, but not its arrays. */
 static onebit_status_t create_lists(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   const uint64_t before = outer->own_bytes;
@@ -138,7 +138,7 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
   destroy_lists(outer);
 }
 
-/* --- Another number of fragments ---------------------------------------------------------------*/
+/* --- Changing the number of fragments ----------------------------------------------------------*/
 
 /* Copies the state of the former fragment that has the first element of the new one. */
 static void copy_fragment_state(struct ob_fragment *next, const struct onebit_outer *before) {
@@ -199,8 +199,8 @@ static onebit_status_t copy_array_to_host(const struct onebit_outer *outer, void
     return ONEBIT_OK;
   void *copy = ob_allocate(1, bytes);
   if (!copy)
-    return ob_error(ONEBIT_ERROR_MEMORY,
-                    "no memory of the host for an outer step of %zu parameters", outer->count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of host memory for an outer step of %zu parameters",
+                    outer->count);
   const onebit_status_t status = ob_outer_copy(outer, copy, *array, bytes);
   *home = *array;
   *array = copy;
@@ -244,7 +244,7 @@ onebit_status_t ob_outer_to_host(struct onebit_outer *outer) {
   return status;
 }
 
-/* Copies all of them, even if one fails. */
+/* Copies all arrays back, even if one copy fails. */
 onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed) {
   onebit_status_t status = ONEBIT_OK;
   if (!outer->on_host)

@@ -3,9 +3,9 @@
  * dry, checks everything that is needed and changes nothing; in the second one only reading a file
  * can fail.
  *
- * The same number of ranks continues with the same bits. Another number of ranks begins with means
- * of the state that each rank had of its own, so that the mean of drifts and residuals, which are
- * not exchanged yet, stays the same.
+ * The same number of ranks continues with the same bits. If the number of ranks differs, each rank
+ * begins with means of the state that was different on each rank. So the mean of drifts and
+ * residuals, which are not exchanged yet, stays the same.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,17 +24,19 @@ static onebit_status_t load_check_part(const struct ob_part *part,
   const struct ob_part_header *header = &part->header;
   const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
   if (header->momentum != momentum)
-    return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
+    return ob_part_error(part,
+                         "it was saved with%s outer momentum, but is loaded with%s outer momentum",
                          header->momentum ? "" : "out", momentum ? "" : "out");
   if (header->weighted != (uint32_t)outer->options.weighted)
-    return ob_part_error(part, "saved with%s weights, loaded with%s them",
+    return ob_part_error(part, "it was saved with%s weights, but is loaded with%s weights",
                          header->weighted ? "" : "out", outer->options.weighted ? "" : "out");
   if (header->fragments != outer->options.fragments)
-    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu",
+    return ob_part_error(part, "it was saved with %" PRIu32 " fragments, but is loaded with %zu",
                          header->fragments, outer->options.fragments);
   if (header->numbers != ob_outer_number_count(outer))
-    return ob_part_error(part, "%" PRIu64 " numbers, an outer step of so many fragments has %zu",
-                         header->numbers, ob_outer_number_count(outer));
+    return ob_part_error(
+        part, "it has %" PRIu64 " numbers, but an outer step with this many fragments has %zu",
+        header->numbers, ob_outer_number_count(outer));
   return ONEBIT_OK;
 }
 
@@ -45,8 +47,8 @@ static onebit_status_t check_fragment(const struct ob_part *part,
                                       const struct ob_fragment *fragment) {
   if (numbers->count != fragment->count)
     return ob_part_error(part,
-                         "fragment %zu has %zu elements here, and %" PRIu64
-                         " in the checkpoint: give block_size as it was",
+                         "fragment %zu has %zu elements here, but %" PRIu64
+                         " in the checkpoint: use the block_size with which it was saved",
                          fragment->number, fragment->count, numbers->count);
   const uint64_t state = numbers->state;
   const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
@@ -55,7 +57,7 @@ static onebit_status_t check_fragment(const struct ob_part *part,
       numbers->keeps > (fragment->outer->exchange->keep != NULL) ||
       !is_valid_weight(numbers->weight) || !is_valid_weight(numbers->sent_weight) ||
       !is_valid_weight(numbers->squares) || numbers->remaining > UINT32_MAX)
-    return ob_part_error(part, "the numbers of fragment %zu describe no possible state",
+    return ob_part_error(part, "the numbers of fragment %zu describe an impossible state",
                          fragment->number);
   return ONEBIT_OK;
 }
@@ -73,7 +75,7 @@ static onebit_status_t load_check_numbers(const struct ob_part *part,
   for (size_t f = 0; f < outer->options.fragments; f++) {
     OB_TRY(check_fragment(part, &numbers->fragment[f], &outer->fragments[f]));
     if (numbers->fragment[f].state != first->fragment[f].state)
-      return ob_part_error(part, "fragment %zu is in another state than in part 0", f);
+      return ob_part_error(part, "fragment %zu has another state than in part 0", f);
   }
   return ONEBIT_OK;
 }
@@ -114,18 +116,18 @@ static onebit_status_t outer_load_allocate(struct loading *loading) {
   loading->factors = ob_allocate(count, sizeof *loading->factors);
   loading->values = ob_allocate(longest, sizeof *loading->values);
   if (!loading->numbers || !loading->factors || !loading->values)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an outer step");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for loading an outer step");
   return ONEBIT_OK;
 }
 
 /* --- A fragment --------------------------------------------------------------------------------*/
 
-/* Returns the part whose numbers this rank continues with. */
+/* Returns the part with whose numbers this rank continues. */
 static int continued_part(const struct loading *loading) {
   return loading->outer->comm->rank % loading->parts->count;
 }
 
-/* Reads `count` elements from number `first` on; with `to` NULL it only checks them. */
+/* Reads `count` elements from number `first` on; if `to` is NULL, it only checks them. */
 static onebit_status_t outer_load_read_elements(struct loading *loading, enum ob_saved what,
                                                 uint64_t first, size_t count, float *to) {
   for (size_t some; count; first += some, count -= some) {
@@ -137,7 +139,8 @@ static onebit_status_t outer_load_read_elements(struct loading *loading, enum ob
   return ONEBIT_OK;
 }
 
-/* Sets the factors of parts in a mean: the local steps of a rank count by its weight. */
+/* Sets the factor of each part in a mean: parts are weighted like the local steps of their
+ * ranks. */
 static void choose_factors(struct loading *loading, const struct ob_fragment *fragment) {
   const int count = loading->parts->count;
   double sum = 0;
@@ -150,7 +153,7 @@ static void choose_factors(struct loading *loading, const struct ob_fragment *fr
   loading->parts->factors = sum > 0 ? loading->factors : NULL;
 }
 
-/* Stores the parameters. A drift that was not finite, on a rank that is gone, counts as zero. */
+/* Stores the parameters. The drift of a former rank counts as zero if it was not finite. */
 static void store_parameters(struct ob_fragment *fragment, const float *values, bool own) {
   const struct onebit_outer *outer = fragment->outer;
   for (size_t k = 0; k < fragment->pieces; k++) {
@@ -195,8 +198,8 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
   return ob_outer_import_residual(fragment, what, loading->values, loading->values);
 }
 
-/* True if the loaded parameters have a residual in them. A rank that was behind when the ranks were
- * moved has none. */
+/* Returns true if the loaded parameters contain a residual. Those of a rank that was behind when
+ * the ranks were moved contain none. */
 static bool has_loaded_residual(const struct loading *loading, const struct ob_fragment *fragment) {
   if (loading->parts->own >= 0)
     return fragment_numbers(loading, loading->parts->own, fragment)->keeps;
@@ -206,9 +209,9 @@ static bool has_loaded_residual(const struct loading *loading, const struct ob_f
   return false;
 }
 
-/* Removes the difference of two means from the parameters. A residual belongs to drifts that were
- * weighted before they were sent, so the mean of residuals is the plain one, while in the mean of
- * the parameters each rank counts by its weight. The difference is no drift. */
+/* Subtracts the difference of two means from the parameters, since it must not count as drift. The
+ * mean of residuals is unweighted, because drifts were weighted before they were sent; the mean of
+ * parameters weights each rank. */
 static onebit_status_t remove_mean_difference(struct loading *loading,
                                               struct ob_fragment *fragment) {
   if (loading->dry || loading->parts->own >= 0 || !has_loaded_residual(loading, fragment))
@@ -226,7 +229,7 @@ static onebit_status_t remove_mean_difference(struct loading *loading,
   return status;
 }
 
-/* Sets the fragment's weights to the means of the parts whose state this rank has. */
+/* Sets the fragment's weights to the means over the parts whose state this rank has. */
 static void set_fragment_weights(const struct loading *loading, struct ob_fragment *fragment) {
   const int own = loading->parts->own, count = own >= 0 ? 1 : loading->parts->count;
   double weight = 0, sent_weight = 0;
@@ -315,8 +318,8 @@ static onebit_status_t cut_as_saved(struct loading *loading) {
     return ONEBIT_OK;
   if (shards < groups || shards % groups || shards / groups > OB_SITES_MAX)
     return ob_part_error(part,
-                         "saved in %zu shards: not a multiple of this outer step's %zu fragments, "
-                         "or of more than %d sites",
+                         "it was saved in %zu shards, which are not a multiple of this outer "
+                         "step's %zu fragments, or are of more than %d sites",
                          shards, groups, OB_SITES_MAX);
   return ob_outer_recut(loading->outer, shards);
 }
@@ -349,7 +352,7 @@ static onebit_status_t outer_load_restore(void *object, struct ob_parts *parts, 
   return status == ONEBIT_OK ? sent : status;
 }
 
-/* Frees copies of a device's arrays, which exist here only if the ranks did not agree to load. */
+/* Frees the copies of a device's arrays, which exist here only if ranks did not agree to load. */
 static void outer_load_close(void *object) {
   struct loading *loading = object;
   (void)ob_outer_from_host(loading->outer, false);
@@ -366,7 +369,7 @@ static onebit_status_t agree_with_sites(void *object, onebit_status_t status) {
 
 /* --- The calls ---------------------------------------------------------------------------------*/
 
-/* Checks the outer step. Sites that have stopped may load: they are joined again. */
+/* Checks the outer step. Sites that have stopped may load: loading joins them again. */
 static onebit_status_t outer_load_check(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
@@ -387,7 +390,7 @@ static onebit_status_t outer_load(onebit_outer_t outer, const struct ob_sources 
   const struct ob_state state = ob_outer_state(outer);
   const struct ob_load load = {.object = &loading,
                                .state = &state,
-                               .term = {"how many exchanges have begun", outer->started},
+                               .term = {"the number of exchanges that have begun", outer->started},
                                .agreed = outer->sites ? agree_with_sites : NULL,
                                .restore = outer_load_restore,
                                .close = outer_load_close};

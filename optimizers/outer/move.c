@@ -10,8 +10,8 @@
  * Between detach and attach the outer step is detached. After a failure it stays detached, and the
  * next call continues from that state. Ranks with equal state exchange only checksums.
  *
- * Among sites the rank 0s of the sites do this first, and then the ranks of each site, which copy
- * the state of its rank 0.
+ * Among sites, the sites' rank 0s do this first. Then the ranks of each site do it, and copy the
+ * state of the site's rank 0.
  */
 #include <string.h>
 
@@ -26,13 +26,14 @@
 
 struct rejoining {
   struct onebit_outer *outer;
-  struct ob_moving ranks; /* its comm is NULL if this rank is not among them */
+  struct ob_moving ranks; /* ranks.comm is NULL if this rank is not among them */
   float *message;
 };
 
-enum { MESSAGE = 1 << 20 }; /* the most floats in a message */
+enum { MESSAGE = 1 << 20 }; /* the largest number of floats in a message */
 
-/* Sends values from the source to all whose number in the latest agreement differs from its own. */
+/* Sends values from the source to all ranks whose number in the latest agreement differs from the
+ * source's. */
 static onebit_status_t send_from_source(struct rejoining *moving, float *values, size_t count) {
   struct ob_moving *ranks = &moving->ranks;
   for (int rank = 0; rank < ranks->comm->size; rank++)
@@ -47,8 +48,8 @@ static onebit_status_t send_from_source(struct rejoining *moving, float *values,
   return ONEBIT_OK;
 }
 
-/* Returns a fingerprint of the fragment's arrays that are equal on all ranks: those before the
- * drift. */
+/* Returns a fingerprint of the fragment's arrays that are equal on all ranks: those before
+ * OB_OUTER_DRIFT. */
 static uint64_t fragment_fingerprint(const struct ob_fragment *fragment) {
   const struct ob_codec *codec = fragment->outer->codec;
   uint64_t sums = 0;
@@ -74,10 +75,10 @@ static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragme
     return status;
   }
   if (fragment_fingerprint(fragment) != wanted)
-    status = ob_error(ONEBIT_ERROR_MESSAGE,
-                      "from rank %d: fragment %zu arrived damaged: its hash differs from that of "
-                      "the sender",
-                      ranks->source, fragment->number);
+    status = ob_error(
+        ONEBIT_ERROR_MESSAGE,
+        "from rank %d: fragment %zu arrived damaged: its hash differs from the sender's hash",
+        ranks->source, fragment->number);
   if (!behind || status != ONEBIT_OK)
     return ob_agree(ranks->comm, status, NULL, 0);
   fragment->keeps = false;
@@ -126,7 +127,7 @@ static onebit_status_t align_ranks(struct rejoining *moving) {
   onebit_status_t status = ob_moving_create(ranks, ranks->comm, "onebit_outer_move");
   moving->message = ob_allocate(outer->count < MESSAGE ? outer->count : MESSAGE, sizeof(float));
   if (status == ONEBIT_OK && !moving->message)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for moving an outer step");
   if (status == ONEBIT_OK)
     status = ob_outer_to_host(outer);
   OB_TRY(ob_moving_gather_numbers(ranks, status, outer->exchanges));
@@ -145,7 +146,7 @@ onebit_status_t ob_outer_hold_residuals(struct onebit_outer *outer) {
     if (!outer->array[k])
       outer->array[k] = ob_allocate(outer->count, sizeof(float));
   if (!outer->array[OB_OUTER_HELD_WORKER] || !outer->array[OB_OUTER_HELD_SERVER])
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the residuals of an outer step");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the residuals of an outer step");
   ob_fragments_set_arrays(outer);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
@@ -170,7 +171,7 @@ static void destroy_exchange(struct ob_fragment *fragment) {
   fragment->weigh = NULL;
 }
 
-/* Without memory nothing is freed, and the next call tries again. */
+/* If memory runs out, nothing is freed, and the next call tries again. */
 onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   for (size_t f = 0; f < parts; f++)
@@ -190,8 +191,8 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
 
 /* Adds the server's residual of elements that this rank no longer serves to its worker's residual,
  * times the number of ranks, since it was part of their mean. If new ranks without residuals have
- * joined, the others' residuals get a larger weight, so that the mean stays. Afterwards the array
- * of the server's residual has the increase of the worker's residual. */
+ * joined, the others' residuals get a larger weight, so that the mean does not change. Afterwards
+ * the array of the server's residual contains the growth of the worker's residual. */
 static void merge_held_residuals(const struct rejoining *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->ranks.comm->size;
   const float factor = ranks / (float)moving->ranks.holders;
@@ -205,7 +206,7 @@ static void merge_held_residuals(const struct rejoining *moving, struct ob_fragm
 }
 
 /* Imports this rank's elements of a held residual, and sets them to zero in the held array. The
- * drift is scratch, since no exchange is in flight. */
+ * array of the drift is used as scratch, since no exchange is in flight. */
 static onebit_status_t import_held_residual(struct ob_fragment *fragment, enum ob_saved what) {
   float *held = ob_fragment_array(fragment, what);
   OB_TRY(ob_outer_import_residual(fragment, what, held, fragment->drift));
@@ -261,7 +262,7 @@ static onebit_status_t import_fragments(const struct rejoining *moving, struct r
   return ONEBIT_OK;
 }
 
-/* Builds on the device that the outer step was made on, whichever is current now. */
+/* Builds the outer step on the device on which it was created, whichever device is current now. */
 static onebit_status_t outer_move_build(struct onebit_outer *outer) {
   const struct ob_outer_executor *executor = outer->executor;
   const int before = executor->enter ? executor->enter(outer) : 0;
@@ -286,8 +287,8 @@ static onebit_status_t outer_move_attach(struct rejoining *moving) {
   return ob_agree(outer->comm, status, NULL, 0);
 }
 
-/* Sends drifts again in groups where a site's drift was in no round that it applied. All sites
- * send, since a server waits for all. */
+/* Sends drifts again in each group in which a site has applied no round that includes its drift.
+ * All sites send, since a server waits for all. */
 static onebit_status_t resend_drifts(struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
@@ -375,8 +376,8 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
     OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   if (comm && !comm->transport->host_messages)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "comm moves messages between GPUs only, over %s, and an outer step is moved "
-                    "through memory of the host: save it, and load it on the new communicator",
+                    "comm moves messages only between GPUs, over %s, but an outer step is moved "
+                    "through host memory: save it, and load it on the new communicator",
                     comm->transport->name);
   return ob_outer_rejoin(outer, comm);
 }
@@ -385,8 +386,8 @@ static onebit_status_t outer_move(void *outer, onebit_comm_t comm) {
   return onebit_outer_move(outer, comm);
 }
 
-/* Shrinks to the sites that are left. If another site is lost meanwhile the caller gets an error,
- * and calls this again. */
+/* Shrinks to the sites that are left. If another site is lost meanwhile, the caller gets an error
+ * and must shrink again. */
 static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *survivors) {
   const onebit_comm_t from = outer->latest ? outer->latest : outer->sites->between;
   const onebit_status_t status = from ? onebit_comm_shrink(from, survivors) : ONEBIT_OK;

@@ -1,4 +1,4 @@
-/* Options of the outer step, and the functions that return its state. */
+/* Checks the options of the outer step, and implements the functions that return its state. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
   bool nesterov = options->rule == ONEBIT_OUTER_NESTEROV;
   if (options->rule == ONEBIT_OUTER_MEAN && options->momentum != 0)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "momentum is %g, and rule is ONEBIT_OUTER_MEAN, which has none",
+                    "momentum is %g, but rule is ONEBIT_OUTER_MEAN, which has no momentum",
                     options->momentum);
   options->learning_rate = ob_value_or_default(options->learning_rate, nesterov ? 0.7 : 1);
   OB_TRY(ob_check_positive("learning_rate", options->learning_rate));
@@ -62,20 +62,20 @@ static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
 static onebit_status_t resolve_bits(onebit_outer_options_t *options) {
   int bits = options->bits ? options->bits : min_bits_for_rule(options->rule, options->momentum);
   if (!ob_width_is_known(bits) && bits != ONEBIT_OUTER_DENSE && bits != ONEBIT_OUTER_SPARSE)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "bits is %d, not 1, 2, 4, 8, ONEBIT_OUTER_DENSE, which is %d, or "
-                    "ONEBIT_OUTER_SPARSE, which is %d",
-                    bits, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE);
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "bits is %d, not 1, 2, 4, 8, ONEBIT_OUTER_DENSE (%d) or ONEBIT_OUTER_SPARSE (%d)", bits,
+        ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE);
   options->bits = bits;
   return ONEBIT_OK;
 }
 
 static onebit_status_t resolve_times(onebit_outer_options_t *options) {
   if (options->fragments > options->local_steps)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "fragments is %zu, and local_steps only %zu",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "fragments is %zu, but local_steps is only %zu",
                     options->fragments, options->local_steps);
   if (options->delay >= options->local_steps)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "delay is %zu, not less than local_steps, which is %zu",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "delay is %zu, not less than local_steps (%zu)",
                     options->delay, options->local_steps);
   options->mixing = ob_value_or_default(options->mixing, options->delay ? 0.5 : 1);
   if (!(options->mixing > 0 && options->mixing <= 1))
@@ -97,8 +97,8 @@ onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given,
   OB_TRY(resolve_times(options));
   if (options->device != ONEBIT_DEVICE_HOST && options->bits == ONEBIT_OUTER_SPARSE)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "bits is ONEBIT_OUTER_SPARSE, and device is not ONEBIT_DEVICE_HOST: sparse "
-                    "messages are made on the host only");
+                    "bits is ONEBIT_OUTER_SPARSE, but device is not ONEBIT_DEVICE_HOST: only the "
+                    "host makes sparse messages");
   return ONEBIT_OK;
 }
 
@@ -144,7 +144,7 @@ onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enu
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   size_t from = 0,
          end =
-             fragment->count; /* values of the pieces before; end of the elements not yet placed */
+             fragment->count; /* values in the pieces before; end of the elements not yet placed */
   for (size_t k = 0; k < fragment->pieces; k++)
     from += exchange->extent(fragment, what, k).count;
   if (from)
@@ -174,8 +174,8 @@ onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_s
   return count ? exchange->import_residual(fragment, what, scratch) : ONEBIT_OK;
 }
 
-/* Adds the norm of the residual of values that this rank sends, unless an exchange is in flight;
- * and that of the outer momentum. */
+/* Adds the norm of the outer momentum and, unless an exchange is in flight, the norm of the
+ * residual of values that this rank sends. */
 static onebit_status_t info_add_norms(const struct ob_fragment *fragment, float *values,
                                       onebit_outer_info_t *info) {
   const struct onebit_outer *outer = fragment->outer;
@@ -191,7 +191,7 @@ static onebit_status_t info_add_norms(const struct ob_fragment *fragment, float 
   return ONEBIT_OK;
 }
 
-/* Adds a fragment to the info, whose norms are squares so far. */
+/* Adds a fragment to the info, which has the squares of norms until all fragments are added. */
 static onebit_status_t add_fragment(const struct onebit_outer *outer,
                                     const struct ob_fragment *fragment, onebit_outer_info_t *info) {
   uint64_t wire = 0, memory = 0;
@@ -206,7 +206,8 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   info->in_flight += fragment->stage != OB_FRAGMENT_IDLE;
   float *values = ob_allocate(fragment->count, sizeof *values);
   if (!values)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %zu elements", fragment->count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for checking %zu elements",
+                    fragment->count);
   const onebit_status_t status = info_add_norms(fragment, values, info);
   ob_release(values);
   return status;
@@ -246,13 +247,13 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer) {
     return ONEBIT_OK;
   if (info.bits < wanted)
     return ob_error(ONEBIT_WARNING,
-                    "bits is %d, too few for the outer momentum %g, which amplifies residuals: set "
-                    "bits to %d, or rule to ONEBIT_OUTER_MEAN",
+                    "bits is %d, which is too few for an outer momentum of %g, since momentum "
+                    "amplifies residuals: set bits to %d, or rule to ONEBIT_OUTER_MEAN",
                     info.bits, info.momentum, wanted);
   if (info.drift_norm > 0 && info.residual_norm > ONEBIT_RESIDUAL_RATIO_LIMIT * info.drift_norm)
     return ob_error(ONEBIT_WARNING,
-                    "the residual is %.3g times the mean drift: %d bits are too few for it, set "
-                    "bits to more",
+                    "the residual is %.3g times the mean drift, so bits, which is %d, is too few: "
+                    "set it higher",
                     info.residual_norm / info.drift_norm, info.bits);
   return ONEBIT_OK;
 }

@@ -36,8 +36,8 @@ static onebit_status_t outer_check_tensor(const struct onebit_outer *outer,
   const onebit_dtype_t dtype = outer->options.parameter_dtype;
   const size_t before = outer->count;
   if (tensor->count > SIZE_MAX / 64 - before)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].count is %zu: too large to address", t,
-                    tensor->count);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "tensors[%zu].count is %zu, which is too large to address", t, tensor->count);
   if (tensor->count && !tensor->parameter)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter is NULL", t);
   if (tensor->count && (uintptr_t)tensor->parameter % ob_dtype_size(dtype))
@@ -55,7 +55,7 @@ static onebit_status_t outer_choose_executor(struct onebit_outer *outer) {
 #endif
   if (!outer->executor)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+                    "device is ONEBIT_DEVICE_CUDA, but this library was built without CUDA");
   return ONEBIT_OK;
 }
 
@@ -65,7 +65,8 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors is NULL");
   outer->tensors = ob_outer_allocate(outer, ntensors, sizeof *outer->tensors);
   if (!outer->tensors)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu tensors", ntensors);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step of %zu tensors",
+                    ntensors);
   for (size_t t = 0; t < ntensors; t++) {
     OB_TRY(outer_check_tensor(outer, &tensors[t], t));
     const size_t count = tensors[t].count;
@@ -132,7 +133,7 @@ static uint64_t outer_hash_tensors(const struct onebit_outer *outer, onebit_stat
 }
 
 /* Checks that all ranks have the same options and tensors. `comm` has all ranks or, with `sites`,
- * those of one site; `between` is then NULL except on rank 0 of the site. */
+ * the ranks of one site; `between` is then NULL except on rank 0 of the site. */
 static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
                                    onebit_comm_t between, bool parameters, onebit_status_t status) {
   static const struct onebit_outer none;
@@ -170,7 +171,7 @@ static onebit_status_t allocate_weights(struct ob_fragment *fragment) {
     if (!*weight)
       *weight = fragment->outer->executor->memory->allocate(1, sizeof **weight);
     if (!*weight)
-      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+      return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step");
   }
   return ONEBIT_OK;
 }
@@ -192,11 +193,11 @@ onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-/* Returns NULL if memory is lacking. */
+/* Returns NULL when out of memory. */
 static struct onebit_outer *outer_create(onebit_comm_t comm) {
   struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
   if (!outer) {
-    ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+    ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step");
     return NULL;
   }
   outer->comm = ob_comm_add_user(comm);
@@ -205,7 +206,8 @@ static struct onebit_outer *outer_create(onebit_comm_t comm) {
   return outer;
 }
 
-/* Creates an outer step. With `sites` it is among sites, and `comm` is this rank's site. */
+/* Creates an outer step. With `sites` it exchanges drifts between sites, and `comm` is this rank's
+ * site. */
 static onebit_status_t outer_make(onebit_comm_t comm, bool sites, onebit_comm_t between,
                                   const onebit_tensor_t *tensors, size_t ntensors,
                                   const onebit_outer_options_t *options,

@@ -11,7 +11,7 @@
 
 struct ob_fragment;
 
-/* A way to exchange drifts: a row of functions. */
+/* A method of exchanging drifts, which are ranks' parameter changes: a row of functions. */
 struct ob_outer_exchange {
   const char *name;
   /* Creates the exchange's state of the fragment in fragment->state. Collective. On failure all
@@ -21,9 +21,10 @@ struct ob_outer_exchange {
   /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. If `status`
    * is an error, this rank takes part to tell the others, and the exchange fails on all ranks. */
   onebit_status_t (*begin)(struct ob_fragment *fragment, onebit_status_t status);
-  /* Called only if `begin` returned ONEBIT_OK. Returns ONEBIT_IN_PROGRESS, unless `wait`, or the
-   * outcome, the same on all ranks. After ONEBIT_OK fragment->drift is the mean over the ranks,
-   * with the same bits on all; after any other outcome residuals are unchanged. */
+  /* Called only if `begin` returned ONEBIT_OK. Returns the outcome, which is the same on all ranks,
+   * or ONEBIT_IN_PROGRESS if the exchange has not ended and `wait` is false. After ONEBIT_OK
+   * fragment->drift is the mean over the ranks, with the same bits on all ranks; after any other
+   * outcome residuals are unchanged. */
   onebit_status_t (*test)(struct ob_fragment *fragment, bool wait);
   /* Ends an exchange whose messages are incomplete. Afterwards only functions of residuals and
    * `destroy` are called. */
@@ -63,8 +64,8 @@ struct ob_outer_executor {
   onebit_status_t (*checksum)(const struct ob_fragment *fragment, uint32_t *checksum);
   onebit_status_t (*update)(struct ob_fragment *fragment);
   onebit_status_t (*set)(const struct ob_fragment *fragment, double mixing);
-  /* Exports the worker's residual of a plan to the pieces: an array in this memory. Never called on
-   * the host. */
+  /* Exports the worker's residual of a plan to the pieces, which are in the executor's memory.
+   * Never called on the host. */
   onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
   /* Couples two plans if the host does not know how a call ends (struct ob_executor); `couple` is
    * memory for two pointers. Calls of both plans are on the stream of the first. `join` is called
@@ -128,9 +129,9 @@ struct ob_fragment {
 
   double weight; /* the weight of local steps since the last exchange began */
   enum ob_fragment_stage stage;
-  uint64_t apply_step;     /* the local step that applies it */
-  double sent_weight;      /* of the exchange in flight */
-  float weights[2];        /* this rank's weight, and the mean */
+  uint64_t apply_step;     /* the local step that applies the exchange */
+  double sent_weight;      /* the weight in the exchange in flight */
+  float weights[2];        /* this rank's weight, and the ranks' mean weight */
   float *weights_there[2]; /* copies of `weights` in memory of the executor, for messages */
   float factor;            /* the factor of the drift that is sent */
   uint32_t checksum;       /* checksum of the consensus */
@@ -142,7 +143,7 @@ struct ob_fragment {
 
 struct ob_outer_tensor {
   void *parameter, *home; /* home: its own address while `parameter` is the host's copy */
-  size_t count, first;    /* its elements; those of all tensors before it */
+  size_t count, first;    /* number of its elements, and of elements in all tensors before it */
   bool uncompressed;
 };
 
@@ -154,25 +155,25 @@ struct onebit_outer {
   struct ob_outer_device *device; /* the executor's own state */
   bool on_host;                   /* the host has copies (ob_outer_to_host), below */
   void *array[OB_OUTER_ARRAYS];
-  void *home[OB_OUTER_HOME_ARRAYS]; /* arrays in the memory that the parameters are in */
+  void *home[OB_OUTER_HOME_ARRAYS]; /* arrays in the same memory as the parameters */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
-  size_t groups; /* fragments that the caller asked for: among sites each is cut into shards */
+  size_t groups; /* number of fragments that the caller set: among sites each is cut into shards */
   size_t tensor_count, count, piece_count;
-  size_t longest;                   /* elements of the longest fragment */
-  struct ob_outer_piece *pieces;    /* of all fragments */
+  size_t longest;                   /* number of elements in the longest fragment */
+  struct ob_outer_piece *pieces;    /* the pieces of all fragments */
   struct ob_outer_numbers *numbers; /* scratch of a save */
   double *sums;                     /* scratch: one for each OB_OUTER_RUN elements of a fragment */
-  size_t position;                  /* of the round: its local steps so far */
+  size_t position;                  /* local steps so far in the round */
   uint64_t steps, exchanges, skipped, own_bytes;
-  uint64_t fragment_bytes; /* of own_bytes */
+  uint64_t fragment_bytes; /* the part of own_bytes for fragments */
   uint64_t started;        /* exchanges begun by all fragments; equal on ranks with equal steps */
   bool refused;            /* a message was refused (struct onebit_plan) */
   bool detached;           /* it has left its communicator: fragments have no exchange (move.c) */
   bool stopped; /* a move, or an exchange among sites has failed: no steps before another move */
   onebit_comm_t latest;   /* the communicator that it was to be moved to, or NULL */
-  struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
+  struct ob_sites *sites; /* NULL: the outer step is not among sites (sites.h) */
 };
 
 /* The rows of options; the last one, the device, may differ between ranks. */
@@ -202,31 +203,32 @@ static inline bool ob_outer_is_dense(const struct onebit_outer *outer,
 static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {
   return outer->options.local_steps * (group + 1) / outer->groups;
 }
-/* Cuts the outer step into `parts` fragments while it is detached. Without memory it changes
- * nothing. */
+/* Cuts the outer step into `parts` fragments while it is detached. If memory runs out, nothing
+ * changes. */
 onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
-/* Copies between memory of the executor and of the host; and sets memory to zero. */
+/* ob_outer_copy copies between memory of the executor and of the host; ob_outer_clear sets memory
+ * to zero. */
 onebit_status_t ob_outer_copy(const struct onebit_outer *outer, void *to, const void *from,
                               size_t bytes);
 onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, size_t bytes);
-/* to_host replaces consensus, momentum, drift and parameters on a device by copies on the host,
- * for operations that are rare. from_host undoes that, and copies them to the device if they
- * have `changed`. Without a device both do nothing. After a failure the arrays are those on the
- * device. */
+/* to_host replaces consensus, momentum, drift and parameters on a device by copies on the host, for
+ * operations that are rare. from_host undoes that, and copies the arrays to the device if `changed`
+ * is set. Without a device both do nothing. After a failure the arrays are those on the device. */
 onebit_status_t ob_outer_to_host(struct onebit_outer *outer);
 onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed);
 
 /* The passes over a fragment's arrays on the host. read: reads the consensus from the parameters.
  * drift: computes the changes since the parameters were set, and returns whether they can be sent.
- * update: applies the outer rule. set_parameters: sets them to the consensus, with that mixing. */
+ * update: applies the outer rule. set_parameters: sets the parameters to the consensus, with that
+ * mixing. */
 void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set_parameters(const struct ob_fragment *fragment, double mixing);
 /* Subtracts `by` from the parameters, unless it is zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
-/* Sets the elements first to first + count - 1 to the consensus less `ahead`, with the mixing of
+/* Sets the elements first to first + count - 1 to the consensus minus `ahead`, with the mixing of
  * the options, and stores `ahead` in fragment->drift. */
 void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count);
@@ -246,7 +248,7 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* True if the row is an array of an outer step (enum ob_outer_array). */
+/* Returns true if the row is an array of an outer step (enum ob_outer_array). */
 static inline bool ob_outer_has_array(enum ob_saved what) { return !ob_saved_rows[what].stages; }
 /* Returns the fragment's elements in a row; for a residual, those in its held array. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
@@ -259,8 +261,8 @@ onebit_status_t ob_outer_hold_residuals(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
 /* Exports a residual while no exchange is in flight: fragment->count values on the host, with zeros
- * for elements that this rank lacks. The import reads the elements that this rank has, and needs
- * scratch of the same size, which may be the array of values. */
+ * for elements that this rank does not store. The import reads the elements that this rank stores;
+ * `scratch` has fragment->count elements and may be `values`. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
 onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_saved what,
@@ -272,8 +274,8 @@ onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_s
 
 struct ob_state ob_outer_state(struct onebit_outer *outer);
 
-/* An exchange without sites is in one of the first three states; among sites in the first one, or
- * in OB_OUTER_SENT for a drift that is sent again. */
+/* An exchange without sites is in one of the first three states. An exchange among sites is in the
+ * first state, or in OB_OUTER_SENT if its drift will be sent again. */
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
 /* The numbers of a fragment, which belong to one rank. */

@@ -8,7 +8,7 @@
 #include "collectives/communicator.h"
 #include "optimizers/outer/outer.h"
 
-/* A plan and its pieces. The plan is NULL if there are none. */
+/* A plan and its pieces. The plan is NULL if there are no pieces. */
 struct part {
   onebit_plan_t plan;
   size_t pieces, *counts;
@@ -64,7 +64,7 @@ static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
     struct part *part = &plans->part[p];
     part->there = memory->allocate(part->pieces, sizeof *part->there);
     if (!part->there || !plans->couple)
-      return ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
+      return ob_error(ONEBIT_ERROR_MEMORY, "out of device memory for an outer step");
     OB_TRY(ob_outer_copy(outer, part->there, part->values, part->pieces * sizeof *part->there));
   }
   return ONEBIT_OK;
@@ -150,8 +150,8 @@ static onebit_status_t plans_couple(const struct ob_fragment *fragment) {
   return fragment->outer->executor->couple(both, plans->couple);
 }
 
-/* Begins an exchange. The row's `test` ends the calls that have begun, even if another part could
- * not begin. */
+/* Begins an exchange. The row's `test` ends the calls that have begun, even if the call of the
+ * other part could not begin. */
 static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = fragment_plans(fragment);
   bool any = false;
@@ -259,7 +259,8 @@ static const struct ob_residual *plans_residual(const struct ob_fragment *fragme
   return ob_plan_residual(fragment_plans(fragment)->part[COMPRESSED].plan, what == OB_SAVED_SERVER);
 }
 
-/* A plan that is faster in float32 has no residual. */
+/* Returns true if the fragment has a residual. It has none if its plan sends float32 because that
+ * is faster. */
 static bool plans_has_residual(const struct ob_fragment *fragment) {
   const struct onebit_plan *plan = fragment_plans(fragment)->part[COMPRESSED].plan;
   return plan && ob_plan_is_compressed(plan) && !fragment->outer->options.no_error_feedback;

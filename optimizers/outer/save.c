@@ -1,4 +1,4 @@
-/* The declaration of an outer step's state, and the calls that save it. */
+/* Declares the state of an outer step for checkpoints, and implements the calls that save it. */
 
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -10,7 +10,7 @@
 /* --- Exchanges in flight -----------------------------------------------------------------------*/
 
 static onebit_status_t save_agree_started(struct onebit_outer *outer, onebit_status_t status) {
-  const struct ob_term term = {"how many exchanges have begun", outer->started};
+  const struct ob_term term = {"the number of exchanges that have begun", outer->started};
   return ob_agree(outer->comm, status, &term, 1);
 }
 
@@ -19,8 +19,8 @@ static onebit_status_t outer_save_check(onebit_outer_t outer) {
   return ob_outer_check_attached(outer);
 }
 
-/* Refuses to save while some pieces of a consensus have arrived and others have not. Drifts whose
- * delay is not over are saved, to be sent again. */
+/* Refuses to save while only some pieces of a consensus have arrived. Drifts whose delay is not
+ * over are saved, to be sent again. */
 static onebit_status_t check_no_torn_shard(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)
@@ -78,7 +78,7 @@ static onebit_status_t outer_save_describe(struct ob_saving *saving) {
   struct ob_part_header *header = &saving->header;
   outer->numbers = ob_allocate(ob_outer_number_count(outer), sizeof(uint64_t));
   if (!outer->numbers)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for saving an outer step");
   fill_in_numbers(outer, outer->numbers);
   header->weighted = (uint32_t)outer->options.weighted;
   header->momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
@@ -123,7 +123,7 @@ static const void *outer_save_number_at(void *object, enum ob_saved what, uint64
   return (const uint64_t *)(const void *)((const struct onebit_outer *)object)->numbers + i;
 }
 
-/* True if fragment->drift is a mean that is not applied yet. */
+/* Returns true if fragment->drift is a mean that is not applied yet. */
 static bool is_mean_received(const struct ob_fragment *fragment) {
   return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
 }
@@ -175,7 +175,7 @@ struct ob_state ob_outer_state(struct onebit_outer *outer) {
 /* --- The calls ---------------------------------------------------------------------------------*/
 
 static void outer_save_close(struct onebit_outer *outer) {
-  (void)ob_outer_from_host(outer, false); /* only pointers change */
+  (void)ob_outer_from_host(outer, false); /* values did not change: only pointers do */
   ob_outer_release_held(outer);
   ob_release(outer->numbers);
   outer->numbers = NULL;

@@ -18,7 +18,7 @@ static void *sites_allocate_array(struct ob_sites *sites, size_t count, size_t s
 }
 
 static onebit_status_t sites_no_memory(const struct ob_sites *sites) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %d sites", sites->count);
+  return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step of %d sites", sites->count);
 }
 
 static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragment *fragment) {
@@ -60,8 +60,8 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
   return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
 
-/* Returns how many rounds are kept: together they have the bytes of a snapshot. A site that missed
- * more rounds is sent a snapshot. */
+/* Returns how many rounds a server keeps: together they have as many bytes as a snapshot. A site
+ * that missed more rounds is sent a snapshot. */
 static size_t history_depth(const struct ob_sites *sites) {
   const onebit_outer_options_t *options = &sites->outer->options;
   const size_t rounds = (size_t)(32 / options->bits) * (options->rule == ONEBIT_OUTER_MEAN ? 1 : 2);
@@ -131,8 +131,9 @@ static onebit_status_t sites_resolve(const onebit_sites_options_t *given, struct
                     "sites->patience is %g seconds: it must be finite and at least 0",
                     options.patience);
   if (options.quorum < 0 || options.quorum > sites->count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->quorum is %d, not 1 to %d, the number of sites",
-                    options.quorum, sites->count);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "sites->quorum is %d, not from 1 to %d (the number of sites)", options.quorum,
+                    sites->count);
   sites->patience = options.patience > 0 ? options.patience : DEFAULT_PATIENCE;
   sites->asked = options.quorum;
   choose_quorum(sites);
@@ -159,20 +160,21 @@ onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_
   return ONEBIT_OK;
 }
 
-/* Finds this site's number, and the number of sites, which rank 0 sends. Collective over the
- * site. */
+/* Finds this site's number and the number of sites, which rank 0 sends to the other ranks.
+ * Collective over the site. */
 static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status) {
   const onebit_comm_t between = sites->between;
   const uint64_t note =
       between ? (uint64_t)between->size << 32 | (uint64_t)between->rank : UINT64_C(1) << 32;
   if (status == ONEBIT_OK && !between != (sites->site->rank != 0))
     status = ob_error(ONEBIT_ERROR_ARGUMENT,
-                      "between is %s on rank %d of a site: rank 0 passes a communicator, the other "
-                      "ranks NULL",
+                      "between is %s on rank %d of a site: rank 0 of the site must pass a "
+                      "communicator, and its other ranks NULL",
                       between ? "not NULL" : "NULL", sites->site->rank);
   if (status == ONEBIT_OK && between && between->size > OB_SITES_MAX)
-    status = ob_error(ONEBIT_ERROR_ARGUMENT, "between has %d ranks, more than %d sites",
-                      between->size, OB_SITES_MAX);
+    status = ob_error(ONEBIT_ERROR_ARGUMENT,
+                      "between has %d ranks, but an outer step has at most %d sites", between->size,
+                      OB_SITES_MAX);
   status = ob_agree_noting(sites->site, status, NULL, 0, note);
   sites->count = (int)(ob_agree_note(sites->site, 0) >> 32);
   sites->own = (int)(ob_agree_note(sites->site, 0) & 0xffffffff);
@@ -194,7 +196,7 @@ static struct ob_sites *sites_create(struct onebit_outer *outer, onebit_comm_t b
 onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, onebit_comm_t between,
                               onebit_status_t status) {
   if (status == ONEBIT_OK && !sites_create(outer, between))
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step");
   struct ob_sites none = {.site = site, .between = between};
   return find_sites(status == ONEBIT_OK ? outer->sites : &none, status);
 }
@@ -289,8 +291,8 @@ static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, 
   *wire = !sites->between ? 0 : shard->bytes * (ob_shard_is_own(shard) ? others : 1);
 }
 
-/* The worker's residual has all changes of this site that the consensus lacks. While the outer step
- * is detached, both residuals are in the held arrays. */
+/* The worker's residual has all changes of this site that are not in the consensus. While the outer
+ * step is detached, both residuals are in the held arrays. */
 static struct ob_run sites_info_extent(const struct ob_fragment *fragment, enum ob_saved what,
                                        size_t k) {
   const struct ob_shard *shard = fragment->state;

@@ -3,17 +3,17 @@
  *
  * Each of the caller's fragments is cut into as many shards as there are sites; they are a group,
  * which is exchanged together. Site s serves shard s of a group: it alone decides which drifts a
- * round includes, and numbers the rounds. So sites need not agree on who takes part, and the
+ * round includes, and numbers the rounds. So sites need not agree on which sites take part, and the
  * consensus of a shard is the same on all sites that have applied the same number of its rounds. A
- * site has at most one drift of a shard under way; it counts in the first round that its server
- * closes after its arrival, however late that is. The messages of a server to a site arrive in
- * order: rounds, each of which the site applies, or, if it is behind by more rounds than the server
- * keeps, the consensus itself, in pieces.
+ * site has at most one drift of a shard under way; the drift counts in the first round that the
+ * server closes after the drift has arrived, however late that is. The messages of a server to a
+ * site arrive in order: rounds, each of which the site applies, or, if it is behind by more rounds
+ * than the server keeps, the consensus itself, in pieces.
  *
  * With a delay a server closes a round in any step in which all drifts have arrived; but every
  * site, also the server's, applies it in the step in which the delay ends, where sites wait for
  * each other for a limited time. Until then fragment->drift is the drift that was sent, and the
- * server's residual is that of before the round: so the drift can be sent again, with the same
+ * server's residual is the residual before the round. So the drift can be sent again, with the same
  * bits, after a checkpoint or a move.
  */
 #ifndef OB_OPTIMIZERS_OUTER_SITES_H
@@ -29,7 +29,7 @@ enum ob_site_kind { OB_SITE_DRIFT = 1, OB_SITE_ROUND, OB_SITE_PIECE, OB_SITE_END
 enum ob_site_flag {
   OB_SITE_EMPTY = 1, /* a drift or a round without values: nothing is added */
   OB_SITE_FINAL = 2, /* a drift: the site's last one before onebit_outer_synchronize returns */
-  OB_SITE_ENDED = 4, /* a round: with it rounds include all sites' final drifts */
+  OB_SITE_ENDED = 4, /* a round: with this one, all sites' final drifts are included */
   OB_SITE_LAST = 8   /* the last piece of a snapshot */
 };
 
@@ -39,7 +39,7 @@ struct ob_site_header {
   uint16_t kind, flags;
   uint32_t shard;
   int32_t status;  /* an end: the status of rank 0 of the site */
-  uint64_t number; /* a drift: its number among those of the shard, from 1 on; else the round's */
+  uint64_t number; /* a drift: its number among the shard's drifts, from 1 on; else the round's */
   uint64_t newest; /* the server's latest round; a drift: its weight, a double */
   /* A bit for each site. A round or piece: its drift is included; an end: the site is late. */
   uint64_t sites;
@@ -54,7 +54,7 @@ struct ob_site_header {
 /* The elements of a shard that are compressed, or those that are not. */
 struct ob_site_part {
   bool dense;
-  size_t pieces, *counts, at; /* at: the offset of its message in the shard's */
+  size_t pieces, *counts, at; /* at: the offset of its message in the shard's message */
   float **aheads, **means;    /* addresses in sites->ahead and in sites->mean */
   struct ob_layout layout;
   struct ob_message_shape shape;
@@ -67,21 +67,22 @@ enum { OB_SITE_COMPRESSED, OB_SITE_DENSE, OB_SITE_PARTS };
 /* A shard, which is fragment->state. Its messages, except the drift that is sent, are on rank 0 of
  * a site only.
  *
- * Changes of a site that the consensus x lacks stay in its parameters p. When the parameters were
- * last set, to p = x - drift, fragment->drift was the sum of these changes; local steps add to it.
- * The drift that is sent is the sum of these changes, compressed; when a round includes it, its
- * decoded message is subtracted. So a site needs no residual of its own messages, and a drift that
- * gets lost is part of the next one. */
+ * Changes of a site that are not in the consensus x stay in the site's parameters p. When the
+ * parameters were last set, to p = x - drift, fragment->drift was the sum of these changes; local
+ * steps add to it. The drift that is sent is the sum of these changes, compressed; when a round
+ * includes this drift, its decoded message is subtracted. So a site needs no residual of its own
+ * messages, and a drift that gets lost is part of the next one. */
 struct ob_shard {
   struct ob_fragment *fragment;
   struct ob_site_group *group;
   struct ob_site_part part[OB_SITE_PARTS];
-  size_t bytes;   /* of a message, at most */
+  size_t bytes;   /* the size of the largest message */
   bool in_flight; /* a drift was sent, and no round includes it yet */
-  /* In onebit_outer_synchronize: the drift is the last one; rounds include those of all sites. */
+  /* In onebit_outer_synchronize: final: the drift is the last one; ended: the final drifts of all
+   * sites are in rounds. */
   bool final, ended;
   bool torn;              /* some pieces of a consensus have arrived, but not all */
-  uint64_t number, round; /* number: of the latest drift; round: the latest one applied */
+  uint64_t number, round; /* number: of the latest drift; round: the latest round applied */
   uint64_t sent_at;       /* the local step after which the latest drift was sent */
   uint64_t sent_steps;    /* the number of local steps in that drift */
 
@@ -97,10 +98,10 @@ struct ob_site_peer {
   unsigned char *drift, *out;
   struct ob_batch *receive, *send;
   bool here, sending;
-  uint64_t number;      /* of its latest drift */
+  uint64_t number;      /* the number of its latest drift */
   uint64_t included_in; /* the round that its latest drift is in */
   uint64_t sent;        /* the latest round that was sent to it */
-  size_t sent_values;   /* values of the snapshot that were sent to it */
+  size_t sent_values;   /* number of the snapshot's values that were sent to it */
 };
 
 /* The shards of one of the caller's fragments. Fields after the first three are used on rank 0 of a
@@ -142,7 +143,7 @@ struct ob_sites {
    * one arrives; both on rank 0. late: their union, the same on all ranks. */
   uint64_t late_rounds, late_drifts, late;
   double late_since;  /* the time at which a site was last added to late_rounds */
-  uint64_t left_out;  /* rounds of this site's shards that lack some site's drift */
+  uint64_t left_out;  /* rounds of this site's shards without some site's drift */
   uint64_t caught_up; /* snapshots that were applied */
   /* The failure of a step in which the ranks of the site exchange nothing: their next exchange
    * reports it. */
@@ -171,7 +172,8 @@ onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit
                                const struct ob_term *terms, size_t count);
 /* Creates the state of exchanges between sites. Collective over all sites. */
 onebit_status_t ob_sites_build(struct onebit_outer *outer);
-/* Destroys that state, after the exchange's `destroy` of each fragment. */
+/* Destroys the state that ob_sites_build created, after the exchange's `destroy` of each
+ * fragment. */
 void ob_sites_detach(struct onebit_outer *outer);
 /* Changes the sites of an outer step while it is detached. Collective over the site. */
 onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
@@ -199,7 +201,7 @@ void ob_shard_destroy(struct ob_shard *shard);
 
 /* Fills in magic and check. */
 void ob_site_seal(unsigned char *message);
-/* Fails unless `bytes` bytes are a message with a sound header, of that kind, about that shard.
+/* Fails unless the `bytes` bytes are a message of that kind, for that shard, with a sound header.
  * OB_SITE_PIECE allows a round too. */
 onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
                               const struct ob_shard *shard);
@@ -211,13 +213,13 @@ void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message)
 /* --- sites_round.c */
 
 /* Writes the difference from the consensus to shard->drift, with these flags; or, if the fragment
- * is OB_FRAGMENT_SENDING, repeats the last message. False: it is not finite, and the site has gone
- * back to the consensus. */
+ * is OB_FRAGMENT_SENDING, repeats the last message. Returns false if the difference is not finite;
+ * the site has then gone back to the consensus. */
 bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
 /* Returns the weight of a site's latest drift. */
 double ob_site_weight(const struct ob_site_peer *peer);
-/* Writes the mean of the received drifts to `message`, which has the next round's header. False:
- * there is none. */
+/* Writes the mean of the received drifts to `message`, which has the next round's header. Returns
+ * false if there is no mean. */
 bool ob_shard_reduce(struct ob_shard *shard, struct ob_site_group *group, unsigned char *message);
 /* Applies a round, or a piece, to consensus and parameters; the server also commits its
  * residual. */
@@ -226,18 +228,18 @@ onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
 
 /* --- sites_serve.c */
 
-/* Notes which messages have left, and sends the rounds and pieces of snapshots that are due,
- * without waiting. */
+/* Notes which messages have left, and begins to send the rounds and pieces of snapshots that are
+ * due. Does not wait. */
 onebit_status_t ob_sites_move_sends(struct ob_site_group *group);
-/* True if a round may be closed now: all expected drifts have arrived or, with `late`, a quorum.
- * With `all` it needs the drifts of all sites. */
+/* Returns true if a round may be closed now: all expected drifts have arrived or, with `late`, a
+ * quorum of them. With `all` the round needs the drifts of all sites. */
 bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late);
 onebit_status_t ob_sites_close(struct ob_site_group *group);
 /* Returns the round that was closed and is not applied yet, or NULL. */
 unsigned char *ob_sites_find_closed(const struct ob_site_group *group);
-/* True if the synchronisation of every shard has ended. */
+/* Returns true if the synchronisation of every shard has ended. */
 bool ob_sites_have_ended(const struct ob_sites *sites);
-/* True if every round was sent to all other sites. */
+/* Returns true if every round was sent to all other sites. */
 bool ob_sites_are_flushed(const struct ob_site_group *group);
 /* Waits for a peer's drift, for `seconds` at most. */
 onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds);

@@ -7,7 +7,8 @@
 
 #define MAGIC 0x5342314fu /* the bytes "O1BS" */
 
-/* The shortest buffer of a message: a piece uses all of it, even if a round is shorter. */
+/* The shortest buffer of a message: a piece of a snapshot fills the buffer, even if rounds are
+ * shorter. */
 #define MIN_BYTES 4096
 
 /* --- A shard -----------------------------------------------------------------------------------*/
@@ -130,21 +131,25 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   const struct ob_site_header *header = (const void *)message;
   const struct ob_fragment *fragment = shard->fragment;
   if (!is_sound_message(message, bytes))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "the %zu bytes received are no message of an outer step",
-                    bytes);
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "the %zu bytes received are not a message of an outer step", bytes);
   const bool allowed =
       header->kind == kind || (kind == OB_SITE_PIECE && header->kind == OB_SITE_ROUND);
   if (!allowed || header->shard != fragment->number)
-    return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "received a message of kind %d about shard %u, expected %d about %zu",
-                    header->kind, (unsigned)header->shard, (int)kind, fragment->number);
+    return ob_error(
+        ONEBIT_ERROR_MESSAGE,
+        "received a message of kind %d about shard %u, expected kind %d about shard %zu",
+        header->kind, (unsigned)header->shard, (int)kind, fragment->number);
   const size_t values = fragment->count * (fragment->momentum ? 2 : 1);
   if (header->kind == OB_SITE_PIECE &&
       (header->first > values || header->count > values - header->first))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "%u values from index %ju on, of %zu in the shard",
-                    (unsigned)header->count, (uintmax_t)header->first, values);
+    return ob_error(
+        ONEBIT_ERROR_MESSAGE,
+        "the message has %u values from index %ju on, but the shard has only %zu values",
+        (unsigned)header->count, (uintmax_t)header->first, values);
   if (header->kind != OB_SITE_PIECE && bytes != shard->bytes)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "%zu bytes, not %zu", bytes, shard->bytes);
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the message has %zu bytes, expected %zu", bytes,
+                    shard->bytes);
   return ONEBIT_OK;
 }
 

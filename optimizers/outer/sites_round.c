@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "optimizers/outer/sites.h"
 
-/* --- Changes of this site that the consensus does not have -------------------------------------*/
+/* --- Changes of this site that are not in the consensus ----------------------------------------*/
 
 static void sites_round_decode(struct ob_shard *shard, const unsigned char *message) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {
@@ -17,8 +17,9 @@ static void sites_round_decode(struct ob_shard *shard, const unsigned char *mess
   }
 }
 
-/* Writes to sites->ahead the changes of this site that the consensus lacks: those at the time the
- * parameters were set, and the local steps since. Returns whether all can be sent. */
+/* Writes to sites->ahead the changes of this site that are not in the consensus: those at the time
+ * when the parameters were last set, and the local steps since. Returns whether all changes can be
+ * sent. */
 static bool compute_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   float *left = fragment->drift;
   memcpy(sites->ahead, left, fragment->count * sizeof *left);
@@ -43,7 +44,7 @@ static void compute_ahead_after_round(struct ob_shard *shard, struct ob_sites *s
     sites->ahead[i] -= sites->mean[i];
 }
 
-/* Sets the parameters to the consensus less these values. */
+/* Sets the parameters to the consensus minus these values. */
 static void restart_from_consensus(struct ob_fragment *fragment, const float *ahead) {
   memcpy(fragment->drift, ahead, fragment->count * sizeof *ahead);
   fragment->keeps = true;
@@ -52,7 +53,7 @@ static void restart_from_consensus(struct ob_fragment *fragment, const float *ah
 
 /* --- A drift, and the mean of drifts -----------------------------------------------------------*/
 
-/* Clears the marks of values that were not finite. Returns whether there were none. */
+/* Clears the marks of values that were not finite. Returns whether all values were finite. */
 static bool clear_not_finite(struct ob_shard *shard) {
   bool finite = true;
   for (int p = 0; p < OB_SITE_PARTS; p++)
@@ -76,8 +77,8 @@ static void sites_round_compress(struct ob_shard *shard, struct ob_sites *sites)
   }
 }
 
-/* Sets the parameters to the consensus minus the whole drift; fragment->drift holds the values that
- * are sent until they have arrived. */
+/* Sets the parameters to the consensus minus the whole drift; until the message has arrived,
+ * fragment->drift holds the values that are sent. */
 static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *sites) {
   struct ob_fragment *fragment = shard->fragment;
   if (fragment->stage == OB_FRAGMENT_SENDING) {
@@ -192,10 +193,10 @@ static onebit_status_t check_consensus(const struct ob_shard *shard, uint32_t wa
   const uint32_t own = ob_fragment_checksum(shard->fragment);
   if (own == wanted)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MISMATCH,
-                  "the consensus (its checksum) differs between sites: here it is %08x, at site "
-                  "%d %08x",
-                  (unsigned)own, ob_shard_server(shard), (unsigned)wanted);
+  return ob_error(
+      ONEBIT_ERROR_MISMATCH,
+      "the consensus (its checksum) differs between sites: here it is %08x, at site %d it is %08x",
+      (unsigned)own, ob_shard_server(shard), (unsigned)wanted);
 }
 
 /* Handles a mean of drifts that cover more than one round, after an absence. Outer momentum assumes
@@ -219,7 +220,7 @@ static void sites_round_commit_residual(struct ob_shard *shard, const struct ob_
     return;
   ob_residual_commit(residual);
   if (sites->outer->options.no_error_feedback)
-    ob_residual_forget(residual); /* cannot fail in memory of the host */
+    ob_residual_forget(residual); /* never fails for a residual in host memory */
 }
 
 static void record_round(struct ob_shard *shard, const struct ob_site_header *header,

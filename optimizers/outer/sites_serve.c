@@ -1,7 +1,7 @@
 /*
- * A site sends its own drifts, and its rank 0 the rounds of the shards that it serves. A group's
- * drifts are sent in one step of local_steps, and the resulting rounds are applied `delay` steps
- * later, by all ranks of the site together.
+ * Sends a site's own drifts and, on its rank 0, the rounds of the shards that the site serves. A
+ * group's drifts are sent in one step of local_steps, and the resulting rounds are applied `delay`
+ * steps later, by all ranks of the site together.
  */
 #include <string.h>
 
@@ -39,7 +39,8 @@ static onebit_status_t check_drift(struct ob_site_group *group, int peer) {
     return ob_error(ONEBIT_ERROR_MESSAGE, "a drift has number %ju, expected %ju",
                     (uintmax_t)header->number, (uintmax_t)of->number + 1);
   if (!(ob_site_weight(of) >= 0 && ob_site_weight(of) <= MAX_WEIGHT))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "a drift's weight is %g", ob_site_weight(of));
+    return ob_error(ONEBIT_ERROR_MESSAGE, "a drift has the weight %g, which is not valid",
+                    ob_site_weight(of));
   return ob_shard_check_parts(served_shard(group), of->drift);
 }
 
@@ -68,7 +69,8 @@ static size_t snapshot_values(const struct ob_site_group *group) {
   return fragment->count * (fragment->momentum ? 2 : 1);
 }
 
-/* Copies the state that this site has applied: with a delay one round less than it has closed. */
+/* Copies the state that this site has applied: with a delay, one round less than the site has
+ * closed. */
 static void copy_snapshot(struct ob_site_group *group, int peer) {
   const struct ob_fragment *fragment = served_shard(group)->fragment;
   memcpy(group->snapshot, fragment->consensus, fragment->count * sizeof(float));
@@ -313,8 +315,8 @@ static onebit_status_t report_skipped(struct ob_sites *sites, bool skipped) {
                                   "reset to the consensus");
 }
 
-/* Makes a group's step. An exchange that is still under way, after a checkpoint of another round,
- * ends first. */
+/* Makes a group's step. If an exchange is still under way, after loading a checkpoint of another
+ * round, it ends first. */
 static onebit_status_t make_group_step(struct ob_site_group *group, bool *skipped) {
   const struct onebit_outer *outer = group->sites->outer;
   const size_t begin = outer->fragments[group->first].begin_step;

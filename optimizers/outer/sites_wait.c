@@ -1,7 +1,8 @@
 /*
- * The waits of a site's rank 0. It receives messages for as long as waiting is useful, and forwards
- * them to the other ranks of its site one by one, so that all apply them in the same order. In the
- * steps between exchanges it moves messages under way, and waits for nothing.
+ * Implements the waits of a site's rank 0. Rank 0 receives messages for as long as waiting is
+ * useful, and forwards them to the other ranks of its site one by one, so that all apply them in
+ * the same order. In the steps between exchanges it moves messages that are under way, and does not
+ * wait.
  */
 #include <stdio.h>
 
@@ -10,7 +11,7 @@
 #include "collectives/watch.h"
 #include "optimizers/outer/sites.h"
 
-/* The longest time that a test of one of several messages waits, in seconds. */
+/* The longest time, in seconds, that a test of one message waits while others are expected, too. */
 #define SLICE_SECONDS 0.002
 
 /* --- A message ---------------------------------------------------------------------------------*/
@@ -47,7 +48,7 @@ static onebit_status_t send_to_site(struct ob_sites *sites, unsigned char *messa
   for (int rank = 1; rank < sites->site->size; rank++)
     batch->send[batch->sends++] = (struct ob_endpoint){message, bytes, rank};
   OB_TRY(ob_comm_begin(batch, sites->command_tag));
-  return ob_watch_batch(batch, "outer step: what rank 0 tells the other ranks of its site");
+  return ob_watch_batch(batch, "outer step: rank 0's message to the other ranks of its site");
 }
 
 static onebit_status_t send_end_command(struct ob_sites *sites, onebit_status_t status) {
@@ -64,13 +65,13 @@ static onebit_status_t follow_commands(struct ob_sites *sites) {
   for (;;) {
     OB_TRY(
         ob_site_receive(sites->command_batch, sites->command, sites->bytes, 0, sites->command_tag));
-    OB_TRY(ob_watch_batch(sites->command_batch, "outer step: what rank 0 of the site says"));
+    OB_TRY(ob_watch_batch(sites->command_batch, "outer step: the message from rank 0 of the site"));
     if (batch->receive[0].bytes == sizeof *header && header->kind == OB_SITE_END)
       break;
     if (batch->receive[0].bytes < sizeof *header ||
         header->shard >= (uint32_t)sites->outer->options.fragments)
       return ob_error(ONEBIT_ERROR_MESSAGE,
-                      "rank 0 of the site sent %zu bytes that are not a piece",
+                      "rank 0 of the site sent %zu bytes that are not a message of an outer step",
                       batch->receive[0].bytes);
     struct ob_shard *shard = sites->outer->fragments[header->shard].state;
     OB_TRY(ob_site_check(sites->command, batch->receive[0].bytes, OB_SITE_PIECE, shard));
@@ -134,7 +135,7 @@ static onebit_status_t apply_message(struct ob_shard *shard, unsigned char *mess
 }
 
 /* Applies the results that have arrived. With `all` these are results of a synchronisation;
- * messages that a site sends after the end of it are left for later. */
+ * messages that a site sends after the synchronisation are left for later. */
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);
@@ -169,8 +170,8 @@ static bool is_settled(const struct ob_shard *shard) {
   return !shard->in_flight && shard->round >= shard->newest;
 }
 
-/* True if the shard's next round is still awaited. A server may itself wait as long as the patience
- * for other sites, so this wait lasts twice as long, and longer while messages arrive. */
+/* Returns true if the shard's next round is still awaited. A server may itself wait as long as the
+ * patience for other sites, so this wait lasts twice as long, and longer while messages arrive. */
 static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *shard, double start,
                          double now) {
   if (is_settled(shard))
@@ -180,7 +181,7 @@ static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *sh
          (shard->arrived >= start && now < shard->arrived + sites->patience);
 }
 
-/* True if a drift of that site is still needed. */
+/* Returns true if a drift of that site is still needed. */
 static bool awaits_drift(const struct ob_site_group *group, int site) {
   return !group->peers[site].here && !(group->sites->late_drifts >> site & 1) &&
          !(group->finals >> site & 1);
@@ -195,7 +196,7 @@ static bool server_waits(const struct ob_site_group *group, double start, double
   return false;
 }
 
-/* True if some shard needs this site's final drift. */
+/* Returns true if some shard needs this site's final drift. */
 static bool wants_drift(const struct ob_sites *sites) {
   for (size_t f = 0; f < sites->outer->options.fragments; f++) {
     const struct ob_shard *shard = sites->outer->fragments[f].state;
@@ -205,7 +206,7 @@ static bool wants_drift(const struct ob_sites *sites) {
   return false;
 }
 
-/* True if all final drifts have arrived, or this site's are requested. */
+/* Returns true if all final drifts have arrived, or this site's final drifts are requested. */
 static bool is_synchronised(const struct ob_sites *sites) {
   if (wants_drift(sites))
     return true;
@@ -269,7 +270,7 @@ static onebit_status_t wait_for_first(struct ob_sites *sites, struct ob_site_gro
   return ONEBIT_OK;
 }
 
-/* Marks the sites that were late: they are not waited for again. */
+/* Marks the sites that were late: rank 0 does not wait for them again. */
 static void mark_late_sites(struct ob_site_group *group) {
   struct ob_sites *sites = group->sites;
   for (int s = 0; s < sites->count; s++) {

@@ -1,7 +1,7 @@
 /*
  * Exchanges drifts as sparse messages (compression/sparse.h). Every rank sends its message to all
- * others, in words that a dense allgather moves unchanged; so its plan handles waits, checksums and
- * failures. A rank's message:
+ * others, as words that a dense allgather moves unchanged. So the allgather's plan handles waits,
+ * checksums and failures. A rank's message:
  *
  *   word 0   1: a value is not finite, and all ranks skip the exchange; else 0
  *   then     piece by piece: sparse words, or float32 values of one that stays uncompressed
@@ -17,15 +17,15 @@
 #include "compression/sparse.h"
 #include "optimizers/outer/outer.h"
 
-/* The part of a residual that counts in the next exchange, as in SparseLoCo, where the residual is
- * a decaying momentum (arXiv 2508.15706). */
+/* The factor of a residual in the next exchange, as in SparseLoCo, where the residual is a decaying
+ * momentum (arXiv 2508.15706). */
 #define RESIDUAL_DECAY 0.95f
 
 struct sparse {
   onebit_plan_t plan;
   size_t words;           /* the number of words in a message */
   uint32_t *own, *all;    /* this rank's message, and those of all */
-  float *residual, *next; /* fragment->count each; next: of the exchange in flight */
+  float *residual, *next; /* fragment->count each; next: the residual of the exchange in flight */
   const void **inputs;    /* one for each rank, all equal to `own` */
   void **outputs;
 };
@@ -85,8 +85,9 @@ static onebit_status_t outer_sparse_create_plan(struct ob_fragment *fragment, si
 static onebit_status_t outer_sparse_create(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   size_t *counts = ob_allocate((size_t)onebit_comm_size(outer->comm), sizeof *counts);
-  onebit_status_t status = counts ? outer_sparse_allocate(fragment)
-                                  : ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  onebit_status_t status = counts
+                               ? outer_sparse_allocate(fragment)
+                               : ob_error(ONEBIT_ERROR_MEMORY, "out of memory for an outer step");
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
     status = outer_sparse_create_plan(fragment, counts);
@@ -156,7 +157,8 @@ static onebit_status_t check_message(const struct ob_fragment *fragment, size_t 
   const struct sparse *sparse = fragment_sparse(fragment);
   const uint32_t *message = sparse->all + rank * sparse->words;
   if (message[0] > 1)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %zu: a sparse message begins with %u", rank,
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "from rank %zu: a sparse message begins with the flag %u, not 0 or 1", rank,
                     message[0]);
   if (message[0])
     return ob_error(ONEBIT_SKIPPED, "the drift of rank %zu is not finite", rank);

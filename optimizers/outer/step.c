@@ -1,7 +1,7 @@
 /*
  * Begins exchanges and applies them. Every rank begins each fragment's exchanges in the same order,
- * whatever the timing of its local steps, and a rank with an error takes part with its status: so
- * no rank waits for an exchange that another one does not begin.
+ * whatever the timing of its local steps, and a rank with an error sends its status. So no rank
+ * waits for an exchange that another rank does not begin.
  */
 #include <string.h>
 
@@ -37,8 +37,8 @@ void ob_fragment_read(struct ob_fragment *fragment) {
 
 /* --- Before the exchange -----------------------------------------------------------------------*/
 
-/* Computes drifts, and returns whether all can be sent. Called with a constant dtype, for which the
- * compiler makes a loop. */
+/* Computes drifts, and returns whether all can be sent. Called with a constant dtype, so that the
+ * compiler generates a loop for this dtype. */
 FIXED bool compute_drifts(const float *restrict consensus, const void *restrict parameter,
                           onebit_dtype_t dtype, float *restrict drift, size_t count) {
   unsigned wrong = 0;
@@ -281,8 +281,7 @@ static onebit_status_t keep_residual(struct ob_fragment *fragment) {
   return fragment->keeps ? fragment->outer->exchange->keep(fragment) : ONEBIT_OK;
 }
 
-/* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is not
- * finite. */
+/* Keeps a finite drift that was not applied, so that it counts in the next exchange. */
 static onebit_status_t keep_unapplied_drift(struct ob_fragment *fragment) {
   OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
@@ -334,12 +333,12 @@ onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
 
 static onebit_status_t check_weight(const struct onebit_outer *outer, double weight) {
   if (outer->options.weighted && !(weight >= 0 && weight <= 1e30))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "weight is %g, not a number from 0 to 1e30", weight);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "weight is %g, not from 0 to 1e30", weight);
   return ONEBIT_OK;
 }
 
 /* Applies a fragment's previous exchange before the next one begins. Delays are shorter than
- * rounds; but a delay from a checkpoint may belong to a longer round. */
+ * rounds; but a delay from a checkpoint may be that of a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   OB_TRY(ob_outer_check_attached(outer));

@@ -50,12 +50,12 @@ using lock = std::unique_lock<std::mutex>;
 
 /* The work of an operation. A graph keeps it for its next launch. */
 struct work {
-  /* Called without the lock. Returns true if the work is done. Returns false if the work has only
-   * begun, and finish_operation() is called later. */
+  /* Starts the work, without the lock. Returns true if the work is done. Returns false if the work
+   * has only begun and finish_operation() will be called later. */
   std::function<bool(const operation_ptr &)> start;
-  /* Called with the lock. `enqueued` is called when the operation enters a queue. `needs` is called
-   * after the operation has begun, and lists the known operations of other ranks that must run
-   * before it can end. */
+  /* Both functions are called with the lock held. `enqueued` is called when the operation enters a
+   * queue. `needs` is called after the operation has begun. It returns the known operations of
+   * other ranks that must run before this one can end. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
   /* The communicator that a graph with this operation keeps in use, or NULL. */
@@ -67,7 +67,7 @@ work make_work(std::function<void()> function);
 
 struct operation {
   work what;
-  stream_ptr stream; /* none if the operation is done, or is a node of a launched graph */
+  stream_ptr stream; /* NULL if the operation is done, or is a node of a launched graph */
   std::vector<operation_ptr> after;
   enum { queued, running, done } state = queued;
   std::chrono::steady_clock::time_point ended;
@@ -80,7 +80,7 @@ struct CUstream_st {
       : device(on), blocking(blocks), is_default(as_default) {}
 
   const int device;
-  const bool blocking; /* is ordered with the device's default stream */
+  const bool blocking; /* the stream is ordered with the device's default stream */
   const bool is_default;
   bool destroyed = false; /* the handle is invalid, but queued work still runs */
   std::deque<emulation::operation_ptr> queue;
@@ -93,7 +93,8 @@ struct CUevent_st {
   int device;
   unsigned flags;
   emulation::operation_ptr recorded;
-  std::shared_ptr<emulation::capture> captured; /* recorded in this capture, at these nodes */
+  std::shared_ptr<emulation::capture> captured; /* the capture in which the event was recorded,
+                                                 * after capture_nodes */
   std::vector<size_t> capture_nodes;
 };
 
@@ -101,11 +102,11 @@ namespace emulation {
 
 std::mutex &guard();
 
-/* Enqueues the work. It runs after `after`, and after the operations that a stream of this kind
- * waits for. */
+/* Enqueues the work. It runs after the operations `after`, after earlier work of the stream, and
+ * after work of other streams with which CUDA orders this stream. */
 operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
                       std::vector<operation_ptr> after = {});
-/* Adds an operation that belongs to no stream. Graphs use it. */
+/* Adds an operation of a launched graph, which belongs to no stream. */
 operation_ptr add_node(work what, std::vector<operation_ptr> after);
 
 /* Runs all operations that `wanted` needs, and `wanted` itself unless it is NULL. If no operation
@@ -122,7 +123,7 @@ void wake_others();
 /* Sleeps until any operation has ended. Ends the process after EMULATED_TIMEOUT. */
 void wait_for_others(lock &held, const char *whom);
 
-/* Returns the stream of a handle, or none. */
+/* Returns the stream of a handle, or NULL. */
 stream_ptr find_stream(cudaStream_t handle);
 std::vector<stream_ptr> streams_of(int device);
 void synchronise_device(lock &held, int device,
@@ -154,14 +155,15 @@ cudaError_t submit(lock &held, const stream_ptr &stream, work what,
                    operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
 /* True if a graph, or the operations of a launched graph, contain calls on the communicator. NCCL
- * waits for the end of such a graph before it ends the communicator. The caller holds the lock. */
+ * ends a communicator only after the last graph with calls on it has ended. The caller holds the
+ * lock. */
 bool is_in_graph(const ncclComm *comm);
 
 /* Returns the error of a call that waits on a stream that is being captured, and ends its
  * capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);
 
-/* Record and wait for events in a capture. */
+/* Record an event, or wait for an event, on a stream that is being captured. */
 cudaError_t record_in_capture(CUevent_st &event, const stream_ptr &stream);
 cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event);
 
@@ -189,12 +191,12 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* only_counts: true if emulation_only_count is on: kernels are counted and not run. is_left_out:
- * true if a copy of `bytes` bytes is not made either. */
+/* only_counts is true while emulation_only_count is on, so that kernels are counted and not run.
+ * is_left_out is true if a copy or fill of `bytes` bytes is not made either. */
 bool only_counts();
 bool is_left_out(size_t bytes);
 
-/* True if a test makes this allocation (launch) fail. */
+/* True if a test has asked for this allocation (kernel launch) to fail. */
 bool allocation_fails();
 bool launch_fails();
 
@@ -241,7 +243,7 @@ public:
   fiber(const fiber &) = delete;
   fiber &operator=(const fiber &) = delete;
 
-  void begin(context &caller); /* the first thing that entry does */
+  void begin(context &caller); /* entry must call this function first */
 
 private:
   void *mapping_;

@@ -31,8 +31,8 @@ struct transfer {
 /* Makes one operation from those calls of a group that are on one communicator and stream. */
 work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 
-/* Gives all ranks an error: `code` to the culprit and ncclRemoteError to the others, or `code` to
- * all if there is no culprit. Operations that have begun, or begin later, spin until their rank
+/* Sets an error on all ranks: `code` on the culprit and ncclRemoteError on the others, or `code` on
+ * all if `culprit` is NULL. Operations that have begun, or begin later, spin until their rank
  * aborts, as NCCL's kernels do. The caller holds the lock. */
 void fail_ranks(shared_state &shared, ncclComm *culprit, ncclResult_t code);
 /* Ends this rank's kernels, whatever they wait for. The other ranks notice that the rank is
@@ -50,7 +50,7 @@ struct begun {
   operation_ptr self;
   const ncclComm *comm;
   size_t transfers;
-  std::vector<int> awaited; /* for each rank, the number of transfers that wait for it */
+  std::vector<int> awaited; /* [rank]: the number of transfers that wait for that rank */
 };
 
 struct posted {
@@ -81,13 +81,13 @@ struct shared_state {
   std::vector<std::weak_ptr<ncclComm>> ranks;
   int joined = 0;
   bool failed = false;
-  std::map<std::pair<int, int>, std::deque<posted>> sends, receives; /* by sender and receiver */
-  std::map<long, std::vector<posted>> collectives;                   /* by their number */
+  std::map<std::pair<int, int>, std::deque<posted>> sends, receives; /* keyed by (sender,
+                                                                      * receiver) */
+  std::map<long, std::vector<posted>> collectives;                   /* keyed by number */
   std::vector<std::shared_ptr<begun>> waiting;
   std::map<long, std::shared_ptr<division>>
-      divisions; /* by their number, until all ranks are there */
-  std::map<long, std::shared_ptr<registration>> registrations; /* by their number, until all ranks
-                                                                * are there */
+      divisions; /* keyed by number; removed when all ranks have called */
+  std::map<long, std::shared_ptr<registration>> registrations; /* as in `divisions` */
 };
 
 } // namespace emulation
@@ -97,21 +97,21 @@ struct ncclComm {
   int rank, device;
   ncclResult_t error = ncclSuccess;
   bool breaks = false, blocking = true, finalized = false, aborted = false;
-  int polled = 0; /* threads that are in ncclCommGetAsyncError */
+  int polled = 0; /* the number of threads in ncclCommGetAsyncError */
   long collectives = 0, splits = 0, registrations = 0;
   std::deque<emulation::operation_ptr> queued; /* enqueued and not begun */
   emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */
 };
 
-/* ---- The common part of NCCL's calls on communicators and the calls that make them ---- */
+/* ---- Functions shared by the calls on communicators and the calls that create them ---- */
 
 namespace emulation {
 
-/* Returns the communicator of a handle, or none. The caller holds the lock. */
+/* Returns the communicator of a handle, or NULL. The caller holds the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Stores the message for ncclGetLastError, and returns the error. The end of the group returns the
- * error again. */
+/* Stores the message for ncclGetLastError, and returns `code`. In a group, ncclGroupEnd returns
+ * `code` again. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process if the emulated NCCL is older than that version. */
@@ -126,7 +126,7 @@ ncclResult_t collective_result(const ncclComm &made);
 
 /* True if the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
-/* True if the group of the calling thread contains calls, which wait for its end. */
+/* True if the calling thread's group contains calls that run at ncclGroupEnd. */
 bool group_has_calls();
 /* Called at the end of a group. run_deferred_waits waits until the group's communicators exist, and
  * returns the first error. drop_deferred_waits drops the waits instead. */

@@ -1,4 +1,4 @@
-/* Commits the faults that the rows of the table ask for. */
+/* Commits the faults of the table's rows. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -20,8 +20,8 @@ void participant_sleep(double seconds) {
   nanosleep(&nap, NULL);
 }
 
-/* Returns a number below `below` that depends only on the row's seed and on `what`, the purpose of
- * the number. */
+/* Returns a number less than `below`, which depends only on the row's seed and on `what`, the
+ * purpose of the number. */
 static unsigned choose_number(const struct participant *participant, unsigned what,
                               unsigned below) {
   uint64_t x = participant->shared->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
@@ -62,8 +62,8 @@ static void forbid_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Kills this process. If the fault asks for a child, forks it first; the harness ends the child
- * with the job's other processes. */
+/* Kills this process. For the fault FORKED, forks a child first, which the harness ends with the
+ * job's other processes. */
 static void fork_and_end(struct participant *participant) {
   if (participant->shared->row.fault == FORKED && fork() == 0)
     for (;;)
@@ -78,8 +78,8 @@ static void fill_disk(bool full) {
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/* Starts a fault of messages. Up to five messages are sent unharmed first, so that the fault
- * affects different messages. */
+/* Starts a message fault. Up to five messages are first sent unharmed, so that each seed damages
+ * another message. */
 static void begin_messages(struct participant *participant) {
   participant->messages_fail = true;
   participant->skip = (int)choose_number(participant, 1, 6);
@@ -168,7 +168,8 @@ enum fate commit_message_fault(struct participant *participant, unsigned char *d
   if (participant->committed || participant->skip-- > 0)
     return GOES;
   participant->committed = true;
-  if (!fault_is_of_messages(fault)) { /* a fault of the rank, which is due at this message */
+  if (!fault_is_of_messages(fault)) { /* the fault is one of the rank, not of its messages, and is
+                                       * due now */
     if (fault == KILLED || fault == FORKED)
       fork_and_end(participant);
     if (fault == PAUSED || fault == STOPPED)

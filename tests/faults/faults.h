@@ -1,10 +1,10 @@
 /*
- * The fault harness. It has a table of faults, with the outcome that docs/reliability.md promises
- * for each fault. Each fault runs in a job of its own. A job is a case process that starts the
- * ranks as processes or threads. All of them map a file that records the result of each rank.
+ * The fault harness. Its table has one row per fault, with the outcome that docs/reliability.md
+ * promises. Each row runs as a job of its own: a process that starts the ranks as processes or
+ * threads. All of them map one file, in which each rank records its result.
  *
- * A row always fails if a rank waits for ever (hung), if a rank succeeds with a result that differs
- * from the one without the fault (wrong), or if resources are left behind (leaked).
+ * A row always fails if a rank waits for ever (hung), if a rank succeeds but its result differs
+ * from the result without the fault (wrong), or if resources are left behind (leaked).
  */
 #ifndef ONEBIT_TESTS_FAULTS_H
 #define ONEBIT_TESTS_FAULTS_H
@@ -17,13 +17,13 @@
 
 #include "onebit/onebit.h"
 #ifdef ONEBIT_HAVE_NCCL
-#include <cuda_runtime_api.h> /* tells whether the device is emulated */
+#include <cuda_runtime_api.h> /* defines a macro if the device is emulated */
 #endif
 
 enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
-/* Times in seconds. ONEBIT_TIMEOUT of the jobs is TIMEOUT. A job survives a rank's pause of
- * SHORT_PAUSE, and does not survive one of LONG_PAUSE. A job that takes longer than the limit
+/* Times in seconds. ONEBIT_TIMEOUT of the jobs is TIMEOUT. A job must survive if a rank pauses for
+ * SHORT_PAUSE, and must fail if one pauses for LONG_PAUSE. A job that takes longer than the limit
  * counts as hung. The timeout is long because mpirun may start ranks a second apart on a busy
  * machine, and several rows run at a time. */
 #define TIMEOUT     3.0
@@ -33,7 +33,7 @@ enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
 enum transport {
   TCP,       /* processes: onebit_comm_create_sockets, the library's own connections */
-  TWO_HOSTS, /* the same, as two hosts whose ranks share memory */
+  TWO_HOSTS, /* like TCP, but the ranks form two hosts; ranks of a host share memory */
   THREADS,   /* onebit_comm_create_loopback */
   MPI,       /* mpirun */
   NCCL,      /* on the emulated device, with threads as ranks */
@@ -45,11 +45,11 @@ enum work {
   ALLGATHER,
   HIERARCHICAL,
   DENSE,       /* full precision, each rank reduces a segment */
-  DOUBLING,    /* full precision, a small buffer */
+  DOUBLING,    /* full precision, with recursive doubling: the buffer is small */
   SCATTER,     /* reduce-scatter, then allgather, both compressed */
   TRAINING,    /* 1-bit Adam, including the end of its warm-up */
   LOCAL_STEPS, /* 0/1 Adam */
-  SAVING,      /* a training that saves to files every third step */
+  SAVING,      /* a training that saves a checkpoint to files every third step */
   WORKS
 };
 
@@ -62,7 +62,7 @@ enum fault {
   LEFT,       /* the rank ends without an error: it destroys its communicator or exits */
   SILENT,     /* the rank makes no further call, but does not end */
   ABORTED,    /* the rank calls onebit_comm_abort */
-  OTHER_PLAN, /* the rank calls another plan than the others */
+  OTHER_PLAN, /* the rank calls a different plan from the other ranks */
   REFUSED,    /* the rank passes a wrong argument; then all ranks repeat the call */
   INFINITE,   /* the rank's input is not finite; then all ranks repeat the call */
   FULL_DISK,  /* no file can grow, as on a full disk */
@@ -70,12 +70,12 @@ enum fault {
   NO_FILES,   /* the process may open no more files */
   STRANGER,   /* before the rank joins, it opens foreign connections to rank 0 */
   /* Faults of the victim's messages: */
-  LATE,      /* each message is some milliseconds late */
-  HELD,      /* no message is sent for SHORT_PAUSE, then all are, as after an outage of the link */
+  LATE,      /* each message is delayed by some milliseconds */
+  HELD,      /* messages are held back for SHORT_PAUSE and then sent, as after a link outage */
   CUT,       /* no message is sent after some point */
   FLIPPED,   /* one bit of a message is flipped */
-  TRUNCATED, /* a message is shorter */
-  LONGER,    /* a message is longer */
+  TRUNCATED, /* a message is cut short */
+  LONGER,    /* a message has extra bytes */
   TWICE,     /* a message arrives twice */
   LOST,      /* a message never arrives */
   RESET,     /* the connection is reset instead of sending a message */
@@ -97,7 +97,7 @@ enum moment {
 enum promise {
   SURVIVES, /* every rank succeeds, with the results of a job without a fault */
   TELLS,    /* every remaining rank gets an error, and the error names a rank */
-  EITHER    /* each rank may do either, since the fault may come too late to be noticed */
+  EITHER    /* each rank may succeed or get an error: the fault may come too late to be noticed */
 };
 
 struct row {
@@ -106,7 +106,7 @@ struct row {
   enum fault fault;
   enum moment moment;
   enum promise promise;
-  unsigned seed; /* determines the victim, and the message, bit or delay */
+  unsigned seed; /* determines the victim rank, and the message, bit or delay */
 };
 
 enum state { AWAY, RUNNING, ENDED };
@@ -114,7 +114,8 @@ enum state { AWAY, RUNNING, ENDED };
 /* The results of one rank, written by that rank. */
 struct record {
   _Atomic int state;
-  _Atomic int paused; /* the rank has stopped itself; the harness continues it after this many ms */
+  _Atomic int paused; /* if not 0, the rank has stopped itself, and the harness continues it after
+                       * this many ms */
   pid_t process;
   int status, calls; /* the last status, and the number of calls that succeeded */
   double ended;      /* the time of the last status */
@@ -138,7 +139,7 @@ struct participant {
   struct shared *shared;
   int rank;
   onebit_comm_t comm;
-  bool messages_fail; /* the fault of messages has started */
+  bool messages_fail; /* the message fault has started */
   bool committed;     /* the fault was committed */
   int skip;           /* number of messages to send unharmed before the fault */
   double held_until;
@@ -147,7 +148,8 @@ struct participant {
 const char *transport_name(enum transport transport);
 void row_name(const struct row *row, char *text, size_t bytes);
 
-/* table.c: rows are numbered from 0. table_row returns false if there is no row of that number. */
+/* Functions of table.c. Rows are numbered from 0. table_row returns false if the table has no row
+ * `number`. */
 bool table_row(size_t number, struct row *row);
 int row_victim(const struct row *row);
 bool fault_is_of_messages(enum fault fault);
@@ -160,9 +162,10 @@ void participant_run(struct participant *participant, connect_function *connect)
  * Returns false if the rank must stop at this point. */
 bool commit_fault(struct participant *participant, enum moment moment);
 
-/* The outcome for a message that is about to be sent: see the faults. */
+/* The fate of a message that is about to be sent: sent, sent twice, lost, or held back. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
-/* `data` has space for 8 bytes more than *bytes. The function may change the data. */
+/* Decides the message's fate. May change the data and *bytes; `data` has space for *bytes + 8
+ * bytes. */
 enum fate commit_message_fault(struct participant *participant, unsigned char *data, size_t *bytes);
 
 void participant_sleep(double seconds);
@@ -173,7 +176,7 @@ void run_processes(struct shared *shared);
 void run_threads(struct shared *shared);
 connect_function connect_tcp, connect_threads;
 void tcp_connect_as_stranger(const struct shared *shared, int rank);
-/* These do nothing if their transport is not in this build. */
+/* These functions do nothing if their transport is not in this build. */
 void run_mpi(struct shared *shared, const char *program, const char *path);
 int participant_mpi(struct shared *shared);
 void run_nccl(struct shared *shared);

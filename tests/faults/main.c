@@ -20,7 +20,7 @@ enum { MAX_JOBS = 16 };
 
 /* A job that is running. */
 struct running {
-  pid_t process; /* the process of the case, which leads a process group; 0: this entry is free */
+  pid_t process; /* the job's process, which leads a process group; 0: this entry is free */
   struct shared *shared;
   char path[64];
   double began;
@@ -36,12 +36,12 @@ static struct {
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
     size_t killed;  /* ranks killed during calls, in jobs over TCP */
-    double noticed; /* the longest time in seconds from a kill to the last error */
+    double noticed; /* the longest time in seconds from a kill to the last rank's error */
   } counts;
 } faults = {.every = 1, .jobs = 6};
 
-/* True for rows that lose a rank for good. At least one of the other ranks must then name the lost
- * rank. Over NCCL no rank is named. */
+/* True for rows that lose a rank for good. The error of at least one other rank must then name the
+ * lost rank. Over NCCL, errors name no rank. */
 static bool is_lost(const struct row *row) {
   return row->promise == TELLS && row->transport != NCCL &&
          (row->fault == KILLED || row->fault == FORKED || row->fault == LEFT ||
@@ -82,8 +82,8 @@ static struct shared *map_shared(const char *path, bool create) {
 
 static void run_case(struct shared *shared, const char *path) {
   setpgid(0, 0);
-  /* Launchers and warnings about long waits print to stderr, which would make the summary hard to
-   * read. */
+  /* Stderr is discarded: messages of launchers and warnings about long waits would make the summary
+   * hard to read. */
   if (!freopen("/dev/null", "w", stderr))
     exit(3);
   if (shared->row.transport == MPI)
@@ -145,7 +145,8 @@ static bool is_gone(const struct row *row, int rank) {
                                      row->fault == LEFT || row->fault == SILENT);
 }
 
-/* True if the launcher reports the error. Some MPIs end the whole job when they lose a rank. */
+/* True if the launcher reports the error. Some MPI implementations end the whole job when they lose
+ * a rank. */
 static bool is_told_by_launcher(const struct shared *shared, int exit_status) {
   return shared->row.transport == MPI && exit_status != 0;
 }
@@ -181,8 +182,8 @@ static void explain_failure(const struct shared *shared, const char *what) {
   }
 }
 
-/* Measures the time from the kill of a process to the errors of the other ranks. It does so over
- * TCP, where the system reports the death at once. */
+/* Measures the time from the kill of a process to the errors of the other ranks. Only TCP is
+ * measured, where the operating system reports the death at once. */
 static void measure_notice(const struct shared *shared) {
   const struct row *row = &shared->row;
   if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
@@ -232,8 +233,8 @@ static void remove_files(const char *directory) {
     perror(command);
 }
 
-/* Ends the case's process group. Processes of the group that still run after the case has ended
- * count as left behind. */
+/* Ends the job's process group. Processes of the group that still run after the job's first process
+ * has ended count as left behind. */
 static void end_job(struct running *running, int exit_status, bool hung) {
   bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
   faults.counts.left += !hung && others && running->shared->row.fault != SILENT &&
@@ -285,12 +286,12 @@ static bool is_wanted(const struct row *row, size_t number) {
   row_name(row, name, sizeof name);
   if (!is_built(row->transport))
     return false;
-  if (row->fault == NONE) /* the results of other rows are compared with it */
+  if (row->fault == NONE) /* the results of other rows are compared with those of this row */
     return !faults.filter || !strncmp(name, faults.filter, strcspn(faults.filter, "/"));
   return number % faults.every == 0 && (!faults.filter || strstr(name, faults.filter));
 }
 
-/* Runs the rows that have a fault, or those that have none. Rows without a fault run first. */
+/* Runs the rows without a fault, or the rows with one. main runs the rows without a fault first. */
 static void run_rows(bool without_fault, bool list) {
   struct row row;
   char name[96];
@@ -307,7 +308,7 @@ static void run_rows(bool without_fault, bool list) {
     watch_jobs();
 }
 
-/* Counts the files of shared memory that the jobs have left behind. */
+/* Counts the shared-memory files that the jobs have left behind. */
 static size_t count_leftovers(void) {
   size_t count = 0;
   DIR *directory = opendir("/dev/shm");

@@ -1,4 +1,4 @@
-/* Runs ranks as processes and as threads, the latter also over NCCL. */
+/* Runs ranks as processes or as threads. Over NCCL, ranks are threads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "tests/faults/faults.h"
 #include "tests/support_ports.h"
 
-/* NCCL runs only with the emulated device. In the emulation each rank has its own device, and a
- * rank that fails does not break the driver of another rank. */
+/* NCCL is tested only on the emulated device. There, each rank has its own device, and a failed
+ * rank does not break another rank's driver. */
 #if defined(ONEBIT_HAVE_NCCL) && defined(ONEBIT_EMULATED_CUDA)
 #define HAS_NCCL 1
 #include <cuda_runtime_api.h>

@@ -1,7 +1,6 @@
 /*
- * Ranks that mpirun starts. Each runs this program again, with --participant. Faults of messages
- * are committed in MPI_Isend. This file defines MPI_Isend in place of MPI's, by MPI's profiling
- * interface.
+ * Ranks that mpirun starts. Each runs this program again, with --participant. Message faults are
+ * committed in MPI_Isend, which this file replaces through MPI's profiling interface.
  */
 #include "tests/faults/faults.h"
 
@@ -35,14 +34,13 @@ int participant_mpi(struct shared *shared) {
   own = &participant;
   participant_run(&participant, connect_mpi);
   int status = shared->records[participant.rank].status;
-  if (status != ONEBIT_OK) /* programs end in this way, since MPI_Finalize would wait for the lost
-                            * rank */
+  if (status != ONEBIT_OK) /* _exit, because MPI_Finalize would wait for the lost rank */
     _exit(status < 0 ? 4 : 5);
   return MPI_Finalize() != MPI_SUCCESS;
 }
 
-/* Sends a copy of the library's message. The copy is not freed, since this function does not know
- * when the send ends. */
+/* Sends a copy of the library's message, which a fault may change. The copy is not freed, since
+ * this function does not know when the send ends. */
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
               MPI_Request *request) {
   if (!own || !own->messages_fail || type != MPI_BYTE)

@@ -1,4 +1,5 @@
-/* The table of faults by transport and moment, and the outcome that is promised for each. */
+/* The table of faults: one row for each combination of transport, work, fault and moment, with the
+ * promised outcome. */
 #include "tests/faults/faults.h"
 
 #include <stdio.h>
@@ -24,8 +25,8 @@ int row_victim(const struct row *row) { return (int)(row->seed % RANKS); }
 
 bool fault_is_of_messages(enum fault fault) { return fault >= LATE; }
 
-/* True if the fault is possible with the transport. A thread cannot be killed alone, and messages
- * between threads are copies of memory. Over NCCL the harness has no access to messages. */
+/* True if the fault is possible with the transport. A single thread cannot be killed, and threads
+ * exchange messages by copying memory. Over NCCL the harness has no access to messages. */
 static bool is_possible(enum transport transport, enum fault fault) {
   bool processes = transport != THREADS && transport != NCCL;
   if (fault == FORKED || fault == NO_FILES || fault == STRANGER || fault == RESET)
@@ -47,8 +48,8 @@ static bool is_training(enum work work) {
   return work == TRAINING || work == LOCAL_STEPS || work == SAVING;
 }
 
-/* True if the fault can happen at the moment. A fault in the arguments of a call happens only at
- * that call. A disk is full when a training saves. */
+/* True if the fault can happen at the moment. Faults in a call's arguments or input happen only at
+ * that call. A full disk needs a training that saves. */
 static bool is_the_moment(enum work work, enum fault fault, enum moment moment) {
   switch (fault) {
   case NONE:
@@ -99,7 +100,7 @@ static enum promise find_promise(const struct row *row) {
   case FLIPPED:
   case TRUNCATED:
   case LONGER:
-  case CUT: /* only its receiver notices a message that is damaged late */
+  case CUT: /* if the message is one of the last, only its receiver notices the fault */
     return EITHER;
   default:
     return row->moment == LAST || (row->fault == STOPPED && row->work == LOCAL_STEPS) ? EITHER
@@ -107,7 +108,7 @@ static enum promise find_promise(const struct row *row) {
   }
 }
 
-/* Returns the number of cases of a row. Each case has another victim, message and bit. */
+/* Returns the number of seeds of a fault. Each seed chooses another victim, message and bit. */
 static unsigned count_seeds(enum transport transport, enum fault fault, enum moment moment) {
   if (fault == NONE)
     return 1;

@@ -1,7 +1,7 @@
 /*
  * Ranks over the library's own connections (onebit/sockets.h). A fault at JOINING happens before
- * one of the system calls that connect the rank. Faults of messages are committed in sendmsg, which
- * this file defines in place of the system's.
+ * one of the system calls that connect the rank. Message faults are committed in sendmsg, which
+ * this file defines in place of the system's function.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,8 +27,8 @@ static struct sockaddr_in address_of(int port) {
                               .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
-/* Commits the fault before the system call whose number the seed chooses. Every rank makes more
- * system calls than that number. */
+/* Commits the fault before system call number k, where the seed chooses k. Every rank makes more
+ * than k system calls. */
 static int commit_fault_in_call(const char *call) {
   (void)call;
   if (calls++ == own->shared->row.seed * 5 % 61 && !commit_fault(own, JOINING))
@@ -95,13 +95,13 @@ static void send_whole(int file, const unsigned char *data, size_t bytes) {
   }
 }
 
-/* Disconnects in such a way that the peer gets an RST. */
+/* Disconnects the socket so that the peer gets a TCP reset. */
 static void disconnect(int file) {
   const struct sockaddr none = {.sa_family = AF_UNSPEC};
   connect(file, &none, sizeof none);
 }
 
-/* Sends a segment of a message. The first part of the segment is its header. */
+/* Sends a segment of a message. message->msg_iov[0] is the segment's header. */
 static ssize_t send_segment(int file, const struct msghdr *message) {
   const struct iovec *head = &message->msg_iov[0], *data = &message->msg_iov[1];
   size_t total = head->iov_len + data->iov_len, bytes = total;

@@ -1,5 +1,6 @@
-/* The work of a rank: collectives or a training, with results that can be compared to the bit. The
- * rank follows the documentation's advice: it continues after some errors and ends after others. */
+/* The work of a rank: collectives or a training, whose results are the same to the bit in every
+ * run. The rank follows the documentation's advice: it continues after some errors and ends after
+ * others. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static bool is_mine(const struct job *job, enum fault fault) {
          job->call == (row->moment == FIRST_CALL ? 0 : MIDDLE);
 }
 
-/* Returns a value between -1 and 1, large or small, that differs by rank, call and element. */
+/* Returns a value between -1 and 1. Magnitudes and signs differ by rank, call and element. */
 static float value_of(int rank, int call, size_t i) {
   uint64_t x = ((uint64_t)rank << 40) ^ ((uint64_t)call << 48) ^ (i + 1) * 0x9e3779b97f4a7c15u;
   x ^= x >> 29;
@@ -92,8 +93,8 @@ static onebit_status_t make_plans(struct job *job) {
   return status;
 }
 
-/* Makes the collective call. If the fault is due in between, the call is started and waited for
- * separately. */
+/* Makes the collective call. For the moment BEGUN, starts the call, commits the fault, and waits
+ * for the call. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
   const float *input = is_mine(job, REFUSED) && !job->participant->committed ? NULL : job->input;
   bool begun = job->call == MIDDLE && job->participant->shared->row.moment == BEGUN;
@@ -192,8 +193,7 @@ static onebit_status_t run_training(struct job *job) {
 
 static bool is_training(const struct job *job) { return work_of(job) >= TRAINING; }
 
-/* True for failures that are reported to all ranks and change no state. The job then repeats the
- * call. */
+/* True if the call must be repeated: its failure was reported to all ranks and changed no state. */
 static bool is_to_repeat(const struct job *job, onebit_status_t status) {
   enum fault fault = job->participant->shared->row.fault;
   return (fault == REFUSED && (status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_PEER)) ||
@@ -275,7 +275,7 @@ void participant_run(struct participant *participant, connect_function *connect)
   record->hash = job.hash;
   snprintf(record->message, sizeof record->message, "%s", onebit_last_error());
   if (left)
-    record->status = ONEBIT_SKIPPED; /* the other ranks need not notice */
+    record->status = ONEBIT_SKIPPED; /* the other ranks need not notice that this rank left */
   free_buffers(&job);
   atomic_store(&record->state, ENDED);
 }

@@ -1,5 +1,5 @@
-/* Fuzzes the reader of ONEBIT_CONFIG's files: the values of a file that it accepts point into the
- * file's memory, and each comes after its parent. */
+/* Fuzzes the reader of ONEBIT_CONFIG files. The values of an accepted file must point into the
+ * file's text, and each value must follow its parent. */
 #include "base/json.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Fuzzes the lines of a tuning file about measured whole calls; the lines that every such file must
- * have are left out. */
+/* Fuzzes the lines of a tuning file that contain measured times of whole calls. The lines that
+ * every tuning file must have are not fuzzed. */
 #include "tests/fuzz/costs.h"
 
 #include "collectives/cost/tuning.h"

@@ -1,4 +1,4 @@
-/* The common check of the fuzzers of costs. */
+/* The check that both fuzzers of cost models make. */
 #ifndef ONEBIT_TESTS_FUZZ_COSTS_H
 #define ONEBIT_TESTS_FUZZ_COSTS_H
 
@@ -7,8 +7,8 @@
 #include "collectives/cost/cost.h"
 #include "tests/fuzz/fuzz.h"
 
-/* Chooses schedules with the costs, also for the hosts and ranks that were measured; checks that
- * each is a schedule with a finite time. */
+/* Chooses schedules by the costs, if possible for the measured numbers of hosts and ranks per host.
+ * Checks that each choice has a finite predicted time and a chunk size. */
 static inline void fuzz_choose(const struct ob_costs *costs) {
   static const size_t elements[] = {0, 1, 4097, 1 << 20, SIZE_MAX / 8};
   for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {

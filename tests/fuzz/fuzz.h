@@ -1,7 +1,8 @@
 /*
- * The common part of the fuzzers. Each fuzzer defines libFuzzer's function; its first inputs are
- * in seeds/NAME, which the library writes (seeds.c). A checksum is corrected before it is read if
- * the input asks for that, so that the fuzzer reaches the code after the check.
+ * Functions that all fuzzers use. Each fuzzer defines libFuzzer's LLVMFuzzerTestOneInput. Its first
+ * inputs are in seeds/NAME, which seeds.c writes by the library's own code. If a flag in the input
+ * says so, the fuzzer corrects the data's checksum, so that it reaches the code after the checksum
+ * test.
  */
 #ifndef ONEBIT_TESTS_FUZZ_FUZZ_H
 #define ONEBIT_TESTS_FUZZ_FUZZ_H
@@ -28,10 +29,10 @@ static inline void *fuzz_copy(const uint8_t *data, size_t size, size_t more) {
   return copy;
 }
 
-/* ---- Optimizers and outer steps of a few small tensors, whose checkpoints are read ---- */
+/* ---- Optimizers and outer steps of a few small tensors, which load fuzzed checkpoints ---- */
 
-/* The kinds: optimizers, outer steps of each width, and those of a site, which exclude SparseLoCo's
- * messages. */
+/* The kinds of object: optimizers, outer steps of each width, and outer steps of sites. Sites
+ * cannot send SparseLoCo's sparse messages. */
 enum {
   FUZZ_OPTIMIZERS = 8,
   FUZZ_WIDTHS = 6,
@@ -40,7 +41,7 @@ enum {
 };
 
 struct fuzz_object {
-  onebit_optimizer_t optimizer; /* or */
+  onebit_optimizer_t optimizer; /* NULL if the object is an outer step */
   onebit_outer_t outer;
   onebit_dtype_t dtype;
   union {
@@ -50,14 +51,16 @@ struct fuzz_object {
   float gradients[FUZZ_ELEMENTS];
 };
 
-/* Creates the object of that kind, which must not be moved: it contains pointers to itself. */
+/* Creates an object of that kind in *made, which must not be moved: it contains pointers to
+ * itself. */
 void fuzz_object_create(struct fuzz_object *made, int kind, onebit_comm_t comm);
 void fuzz_object_destroy(struct fuzz_object *made);
 
-/* Makes steps with the object's own gradients, or local steps. */
+/* Makes steps of the optimizer with the object's own gradients, or local steps of the outer
+ * step. */
 onebit_status_t fuzz_object_train(struct fuzz_object *made, size_t steps);
 
-/* Returns the saved part, which the caller frees. */
+/* Returns the object's checkpoint part, which the caller frees. */
 unsigned char *fuzz_object_save(const struct fuzz_object *made, size_t *bytes);
 onebit_status_t fuzz_object_load(struct fuzz_object *made, const void *const *parts,
                                  const size_t *bytes, int count);

@@ -1,4 +1,5 @@
-/* Fuzzes manifests of checkpoints: the library writes an accepted one in the same way again. */
+/* Fuzzes checkpoint manifests. If the library accepts a manifest and writes it again, the text must
+ * be the same. */
 #include "optimizers/checkpoint/directory.h"
 
 #include <inttypes.h>
@@ -8,7 +9,7 @@
 #include "base/memory.h"
 #include "tests/fuzz/fuzz.h"
 
-/* Corrects the checksum in the last line, which covers the lines before. */
+/* Corrects the checksum in the last line, which covers all lines before it. */
 static void correct_checksum(char *text, size_t size) {
   enum { LINE = sizeof "checksum 0123456789abcdef\n" - 1 };
   char line[LINE + 1];

@@ -17,8 +17,8 @@ struct receiver {
 
 static const unsigned widths[] = {1, 2, 4, 8};
 
-/* Makes a layout of one piece. The message is the second half of the layout, as a server's message
- * would be. Only messages of signs can have one scale for all blocks. */
+/* Makes a layout of one tensor. The message covers the second half of the layout, like a server's
+ * message. Only messages of signs can have one scale for all blocks. */
 static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   size_t count = (size_t)choice[0] * 37 + choice[1], block = 32u << (choice[2] & 3);
   if (ob_layout_create(&receiver->layout, block, 1, &count, NULL) != ONEBIT_OK)

@@ -47,8 +47,8 @@ static onebit_status_t create_optimizer(struct fuzz_object *made, int kind, oneb
   return create_by_kind(kind, comm, tensors, sizeof tensors / sizeof tensors[0], &made->optimizer);
 }
 
-/* Returns options for rounds of 4 steps. The kinds cover every width and rule, with fragments,
- * delays and weights. */
+/* Returns options for rounds of 4 steps. Together, the kinds have every width and rule, and options
+ * with fragments, delays and weights. */
 static onebit_outer_options_t outer_options(int kind) {
   static const int widths[FUZZ_WIDTHS] = {1, 2, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
   onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
@@ -63,7 +63,8 @@ static onebit_outer_options_t outer_options(int kind) {
   return options;
 }
 
-/* Creates the outer step of a single site. Its rank 0 has a communicator between sites. */
+/* Creates the outer step of a site, which is the only site. Its rank 0 also has the communicator
+ * between sites. */
 static onebit_status_t create_site(onebit_comm_t site, const onebit_tensor_t *tensors, size_t count,
                                    const onebit_outer_options_t *options, onebit_outer_t *outer) {
   onebit_comm_t between = NULL;

@@ -7,18 +7,18 @@
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/fuzz/fuzz.h"
 
-/* The first bytes of an input: the kind, the fields to correct, and the length of the first of two
- * parts. A length of 0 means that there is only one part. */
+/* The first bytes of an input: the object's kind, the fields to correct, and the length of the
+ * first of two parts. A length of 0 means that the input has only one part. */
 enum { CHOICES = 4 };
 enum { MEND_IDENTITY = 1, MEND_LENGTHS = 2, MEND_SECTIONS = 4, MEND_FRONT = 8 };
 
 struct rows {
   struct ob_part_header header;
   struct ob_part_section *section; /* a copy */
-  size_t at;                       /* their offset in the part */
+  size_t at;                       /* offset of the sections in the part */
 };
 
-/* Returns false if the part is too short for its rows. */
+/* Reads the header and the section table. Returns false if the part is too short for them. */
 static int read_rows(struct rows *rows, const unsigned char *part, size_t bytes) {
   rows->section = NULL;
   if (bytes < sizeof rows->header)
@@ -53,8 +53,8 @@ static void correct_sections(struct rows *rows, const unsigned char *part, size_
   }
 }
 
-/* Corrects the fields that `what` names. The checksum of the front is corrected last, because it
- * covers the other fields. */
+/* Corrects the fields that `what` names. The checksum of the part's front (header and tables) is
+ * corrected last, because it covers the other fields. */
 static void correct_part(unsigned char *part, size_t bytes, int what) {
   struct rows rows;
   if (!read_rows(&rows, part, bytes))

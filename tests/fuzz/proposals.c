@@ -19,8 +19,8 @@ static void make_proposal(struct onebit_comm *comm, const struct ob_term *terms)
 enum { CHECKSUM = 8, SUMMED = 16 };
 
 static void correct_proposal(unsigned char *slot, const unsigned char *own, int what) {
-  memcpy(slot, own, (size_t)(what & 3) * 8); /* copies magic and version, the checksum, the number
-                                              * of the agreement */
+  memcpy(slot, own, (size_t)(what & 3) * 8); /* copies the first fields: magic and version,
+                                              * checksum, agreement number */
   uint64_t sum = ob_hash(OB_HASH_START, slot + SUMMED, OB_AGREE_BYTES - SUMMED);
   if (what & 4)
     memcpy(slot + CHECKSUM, &sum, sizeof sum);

@@ -85,7 +85,7 @@ static void write_sparse(void) {
   fclose(file);
 }
 
-/* --- Proposals of four ranks that agree */
+/* --- Proposals of four ranks, which are equal */
 
 static void write_proposals(void) {
   static const struct ob_term terms[] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};

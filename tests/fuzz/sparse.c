@@ -10,7 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size < 3)
     return 0;
   const size_t elements = (size_t)data[0] * 37 + data[1], wanted = ob_sparse_bytes(elements);
-  const size_t bytes = data[2] & 1 ? wanted : size - 3; /* often the expected length */
+  const size_t bytes = data[2] & 1 ? wanted : size - 3; /* half of the inputs get the expected
+                                                         * length */
   const size_t given = size - 3 < bytes ? size - 3 : bytes;
   uint32_t *message = fuzz_copy(data + 3, given, bytes - given);
   float *sums = calloc(elements ? elements : 1, sizeof *sums);

@@ -1,6 +1,6 @@
 /*
- * The emulated device's counters, and functions that make its calls fail. On a real device these
- * functions do nothing, and tests that need them (EMULATED) are skipped.
+ * The emulated device's counters, and functions that make CUDA calls fail on it. On a real device
+ * these functions do nothing, and tests that need them (marked EMULATED) are skipped.
  */
 #ifndef ONEBIT_TESTS_GPU_EMULATED_H
 #define ONEBIT_TESTS_GPU_EMULATED_H

@@ -3,7 +3,7 @@
  *
  *   --list             prints the names of the tests
  *   --filter PATTERN   runs tests whose name contains PATTERN, or matches it as a file pattern
- *   --device           prints facts about the device instead of tests; fails without a device
+ *   --device           only prints the device's properties; fails if there is no device
  *
  * --rank, --size, --group and --test start a process that is one rank of a test
  * (harness_processes.c).
@@ -22,7 +22,7 @@
 
 /* ---- The results of checks while a test runs ---- */
 
-/* The number of failures of one test that are printed. Further failures are only counted. */
+/* The number of failures that are printed for each test. Further failures are only counted. */
 #define FAILURES_TOLD 10
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -22,8 +22,8 @@
 
 /* ---- Tests (harness.c) ---- */
 
-/* The needs of a test: any device; the emulated device, which counts work and makes calls fail on
- * request; or no device. */
+/* The device that a test needs: any device; the emulated device, which counts work and makes calls
+ * fail on request; or none. */
 enum gpu_needs { ANY_DEVICE, EMULATED, NO_DEVICE };
 
 struct gpu_test {
@@ -59,7 +59,8 @@ bool gpu_copy(void *to, const void *from, size_t bytes);
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Check that a call of CUDA succeeded, and that a call of the library returned `wanted`. */
+/* CHECK_CUDA checks that a CUDA call succeeded. CHECK_STATUS checks that a call of the library
+ * returned `wanted`. */
 #define CHECK_CUDA(call) check_cuda((call), #call, __FILE__, __LINE__)
 bool check_cuda(cudaError_t got, const char *call, const char *file, int line);
 #define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
@@ -92,18 +93,18 @@ typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
 
 /* Runs the body on `size` ranks, each of which is a process. NCCL sees each process as a host of
  * its own, so many ranks can share one GPU. On the emulated device the ranks are threads. Returns
- * false when a rank failed or was skipped, which is reported.
+ * false if a rank failed or was skipped, which the function reports.
  *
- * Each process executes this program again and runs the test from its start up to this call, which
- * also rebuilds `context`. The part of a test before this call must therefore be quick, and must do
- * the same each time. */
+ * Each process executes this program again and runs the test from its beginning up to this call, so
+ * that it has its own `context`. The part of a test before this call must therefore be quick and
+ * deterministic. */
 bool gpu_run_ranks(int size, gpu_rank_body *body, void *context);
 
 /* Runs the body on ranks that are threads of this process, with communicators over loopback. */
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context);
 
-/* Waits for all ranks if they are threads, and returns true on one of them. Ranks that are
- * processes do not wait and get false. */
+/* If ranks are threads, waits for all of them and returns true on one. If they are processes,
+ * returns false at once. */
 bool gpu_await_ranks(void);
 
 /* Allocates zeroed memory that a test shares with the ranks it starts later. The memory is freed

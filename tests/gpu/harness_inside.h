@@ -42,8 +42,8 @@ void gpu_end_test(void);
 /* Lists the files of the areas that the test has allocated so far. */
 size_t gpu_list_area_files(int files[MOST_AREAS]);
 
-/* The number of seconds after which ranks are ended. Without it, ranks that wait for each other for
- * ever would keep the tests from ending. */
+/* Returns the time limit in seconds after which ranks are ended, so that ranks that wait for each
+ * other for ever do not block the tests. */
 int gpu_time_limit(void);
 
 bool gpu_size_is_usable(int size);

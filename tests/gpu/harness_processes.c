@@ -1,11 +1,11 @@
 /*
  * Ranks that are processes.
  *
- * NCCL refuses two ranks of one host on one GPU, but lets a process state which host it is on. Each
- * rank is therefore a process that states a host of its own, and the ranks communicate over
- * sockets. The processes execute the program anew, because a process that was only forked cannot
- * use CUDA if its parent has used CUDA. On the emulated device the ranks are threads of one
- * process.
+ * NCCL refuses two ranks of one host on one GPU, but lets a process set its host's name
+ * (NCCL_HOSTID). Each rank is therefore a process with a host name of its own, and the ranks
+ * communicate over sockets. The processes execute the program anew, because a process that was only
+ * forked cannot use CUDA if its parent has used CUDA. On the emulated device the ranks are threads
+ * of one process.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,8 +48,8 @@ struct rank_process {
   int status;
 };
 
-/* Writes the value of --group, which is CALL:AREA:AREA:... Each AREA is the number of an inherited
- * file. */
+/* Writes the value of --group, CALL:AREA:AREA:... CALL is the number of the gpu_run_ranks call.
+ * Each AREA is an inherited file descriptor. */
 static void write_group(char *text, size_t capacity) {
   size_t at = (size_t)snprintf(text, capacity, "%u", gpu_running.calls);
   int areas[MOST_AREAS];
@@ -58,7 +58,8 @@ static void write_group(char *text, size_t capacity) {
     at += (size_t)snprintf(text + at, capacity - at, ":%d", areas[i]);
 }
 
-/* Parses a rank's arguments. The rank's process also ends when the test that waits for it ends. */
+/* Parses a rank's arguments, and makes the rank's process end when its parent process, the test,
+ * ends. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)
@@ -72,7 +73,7 @@ bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   return gpu_size_is_usable(gpu_rank_process.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
-/* Runs the body in the process that is this rank. */
+/* Runs the body in this process, which is one of the ranks. */
 static void run_as_rank(gpu_rank_body *body, void *context) {
   struct gpu_rank self = {gpu_rank_process.rank, gpu_rank_process.size, NULL};
   check_case("rank %d of %d", self.rank, self.size);
@@ -93,8 +94,8 @@ static void set_rank_environment(int rank) {
   setenv("NCCL_NET", "Socket", 1);
 }
 
-/* Adds the files that the new process inherits. Duplicating a file onto itself makes it
- * inherited. */
+/* Adds the file descriptors that the new process inherits. Duplicating a descriptor onto itself
+ * clears its close-on-exec flag. */
 static void add_inherited_files(posix_spawn_file_actions_t *actions, int output) {
   posix_spawn_file_actions_adddup2(actions, output, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(actions, output, STDERR_FILENO);
@@ -201,7 +202,7 @@ bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
   if (gpu_rank_process.taken && gpu_running.calls == gpu_rank_process.call)
     run_as_rank(body, context);
   if (gpu_rank_process.taken)
-    return true; /* this process runs a later call of the test */
+    return true; /* this process is a rank of a later gpu_run_ranks call */
   if (!gpu_size_is_usable(size))
     return false;
   for (int r = 0; r < size; r++)

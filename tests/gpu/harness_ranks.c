@@ -1,4 +1,4 @@
-/* The memory that ranks share, and the ranks that are threads. */
+/* Manages the memory that ranks share, and runs ranks as threads. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <ftw.h>
@@ -155,7 +155,7 @@ bool gpu_size_is_usable(int size) {
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context) {
   onebit_comm_t comms[MOST_RANKS];
   if (gpu_rank_process.taken)
-    return true; /* this process runs a later call of the test */
+    return true; /* this process is a rank of a later gpu_run_ranks call */
   if (!gpu_size_is_usable(size) ||
       !CHECK_STATUS(onebit_comm_create_loopback(size, comms), ONEBIT_OK))
     return false;

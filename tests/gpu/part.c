@@ -1,4 +1,4 @@
-/* One rank's part in an exchange. */
+/* Implements struct part: one rank's plan, its buffers, and calls on it. */
 #include "tests/gpu/plans.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 /* --- Memory of the host or of a device */
 
-/* A byte pattern that no element has. It shows the places where nothing was stored. */
+/* A byte pattern that no element has. Bytes that still have it were not written. */
 enum { UNTOUCHED = 0x5a };
 
 static void *allocate_buffer(bool device, size_t bytes) {
@@ -36,8 +36,8 @@ static void *allocate_pinned(size_t bytes) {
   return memory;
 }
 
-/* Places the buffers. For an in-place call the shorter buffer is this rank's part of the longer
- * one. */
+/* Sets the buffer addresses. For an in-place call the shorter buffer is this rank's part of the
+ * longer one. */
 static void place_buffers(struct part *part) {
   const size_t element = ob_dtype_size(part->what.options.dtype);
   const size_t offset = part->what.offset * element;
@@ -223,8 +223,9 @@ void part_scale_errors(struct part *part, float factor) {
   free(server);
 }
 
-/* Leaves out three kinds of field: those that depend on the plan's device, the bytes of messages
- * that a rank passes on for other ranks, and the number of messages if the plan chose it. */
+/* The hash leaves out three kinds of field: fields that depend on the plan's device, the bytes of
+ * messages that a rank forwards for other ranks, and the number of messages if the plan chose
+ * it. */
 uint64_t part_hash_info(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;

@@ -1,4 +1,4 @@
-/* Defines the cases of plans, and runs the ranks of a case. */
+/* Defines test cases of plans, and runs the ranks of a case. */
 #define _DEFAULT_SOURCE
 #include "tests/gpu/plans.h"
 
@@ -17,8 +17,8 @@
 
 /* --- Cases */
 
-/* The valid combinations of operation, schedule, profile and wire. Each of these is 0 if it is not
- * given. */
+/* The valid combinations of operation, schedule, profile and wire. A member that an entry does not
+ * set is 0. */
 static const struct kind {
   const char *name;
   onebit_operation_t operation;
@@ -43,15 +43,15 @@ static const struct kind {
     {"reduce-scatter, 2 bits", .operation = ONEBIT_REDUCE_SCATTER, .bits = 2},
 };
 static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
-/* The length of a block with more levels than a warp keeps in shared memory. */
+/* A block length with more levels than a warp keeps in shared memory. */
 #define LONG_BLOCK 4640
 static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
 static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
 static const size_t chunks[] = {0, 64, 4096};
 static const size_t counts[] = {0, 1, 31, 33, 1000, 100003};
 static const int forgets[] = {0, 1};
-/* Magnitudes of the input: a usual one, one above the limit below which sums cannot overflow, and
- * one whose squares overflow in float32. */
+/* Factors of the input: 1; a factor above the limit under which sums cannot overflow; and a factor
+ * with which squares overflow in float32. */
 static const float magnitudes[] = {1, 1e12f, 3e19f};
 
 #define PLACEMENTS 3 /* apart, misaligned, in place */
@@ -69,9 +69,9 @@ struct sample sample_plan_cases(const char *name, size_t thinner) {
   return sample_product(name, thinner, sizes, COUNT(sizes));
 }
 
-/* Makes large cases cheaper. Messages of 64 elements would take thousands of launches in a large
- * case. The emulator runs threads one by one, so with it seven of eight large cases get fewer
- * elements. */
+/* Makes large cases cheaper. Messages of 64 elements would need thousands of launches in a large
+ * case. On the emulated device, which runs threads one by one, seven of eight large cases also get
+ * fewer elements. */
 static void shrink_case(struct plan_case *what) {
   const size_t many = counts[COUNT(counts) - 1];
   if (what->count == many && what->options.chunk_size == chunks[1])
@@ -101,8 +101,8 @@ struct plan_case plan_case_at(size_t index) {
   options->profile = kind->profile;
   options->wire = kind->wire;
   options->bits = kind->bits;
-  if (kind->bits > 1) { /* only one bit per element permits one scale for all, or the mean
-                         * magnitude */
+  if (kind->bits > 1) { /* one scale for all blocks, and mean-magnitude scales, need one bit per
+                         * element */
     if (options->block_size == ONEBIT_BLOCK_BUFFER)
       options->block_size = LONG_BLOCK;
     if (options->scale == ONEBIT_SCALE_MEAN_ABSOLUTE)
@@ -163,7 +163,7 @@ struct body {
 
 #ifdef ONEBIT_HAVE_NCCL
 
-/* The unique id that rank 0 creates, in memory that all ranks share. */
+/* NCCL's unique id, which rank 0 creates in memory that all ranks share. */
 struct nccl_start {
   atomic_bool is_made;
   ncclUniqueId id;
@@ -186,8 +186,8 @@ static void share_unique_id(const struct gpu_rank *self, struct nccl_start *star
     nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
 
-/* Ranks that are threads have one device each. On a shared device, a wait for the whole device (as
- * in cudaFree) would also wait for another rank's messages. */
+/* Ranks that are threads have one device each. If ranks shared a device, a call that waits for the
+ * whole device, such as cudaFree, would also wait for another rank's messages. */
 static void run_nccl_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   struct gpu_rank here = *self;

@@ -1,4 +1,4 @@
-/* The plan of a scene, both on the host and on the device. */
+/* Creates the plan of a scene, both for the host and for the device. */
 #include "tests/gpu/scene.h"
 
 #include <stdio.h>
@@ -36,7 +36,8 @@ static bool is_rotated(const struct scene_case *what) {
 
 static bool is_gathered(const struct scene_case *what) { return what->mode >= SCENE_GATHERED; }
 
-/* Returns the number of real elements: in a padded buffer, two thirds of the elements. */
+/* Returns the number of elements of a piece that are not padding. In SCENE_PADDED, the last third
+ * of the buffer is padding. */
 static size_t count_valid(const struct scene_case *what, size_t piece) {
   if (what->mode != SCENE_PADDED)
     return what->counts[piece];
@@ -56,7 +57,7 @@ static void set_up_layout(struct scene *scene) {
     abort();
 }
 
-/* Sets the plan's decisions. */
+/* Sets the plan members that ob_plan_create would choose from the options. */
 static void set_up_decisions(struct scene *scene) {
   const struct scene_case *what = scene->what;
   struct onebit_plan *plan = &scene->host;
@@ -230,7 +231,7 @@ static struct ob_layout layout_on_device(struct scene *scene) {
   return layout;
 }
 
-/* Describes the plan for the kernels. */
+/* Fills in the struct that describes the plan to the kernels. */
 static void describe_to_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   size_t max_blocks = scene->device.max_blocks;

@@ -1,4 +1,5 @@
-/* Memory on host and device that tests of kernels compare, and the scenes in this memory. */
+/* Memory that exists on host and device, and test cases in it (scenes) that compare kernels with
+ * the host's code. */
 #ifndef ONEBIT_TESTS_GPU_SCENE_H
 #define ONEBIT_TESTS_GPU_SCENE_H
 
@@ -18,8 +19,8 @@
  * memories, in the arrays and in the pattern that fills the gaps between them.
  */
 
-/* The type of an array's contents. A NaN may have other bits on the device, since processors create
- * different NaNs. */
+/* The type of an array's contents. Two NaNs count as equal, since host and device create NaNs with
+ * different bits. */
 enum twin_content { TWIN_BYTES, TWIN_FLOAT32, TWIN_BFLOAT16, TWIN_FLOAT16, TWIN_FLOAT64 };
 
 struct twin_array {
@@ -37,7 +38,7 @@ struct twin {
   size_t count;
 };
 
-/* Returns false if the device does not have enough memory, and reports this. */
+/* If the device does not have enough memory, reports a failure and returns false. */
 bool twin_create(struct twin *twin, size_t capacity);
 void twin_destroy(struct twin *twin);
 
@@ -55,7 +56,7 @@ void *twin_on_device(const struct twin *twin, const void *host);
 void *twin_in_copy(const struct twin *twin, const void *host);
 
 bool twin_copy_to_device(struct twin *twin);
-bool twin_copy_back(struct twin *twin); /* after all that was launched */
+bool twin_copy_back(struct twin *twin); /* waits for all launched work first */
 
 /* Compares both memories. A failure names the array and the position. */
 bool twin_check(const struct twin *twin, const char *file, int line);
@@ -64,21 +65,22 @@ bool twin_check(const struct twin *twin, const char *file, int line);
 /*
  * ---- Scenes (scene.c) ----
  *
- * A scene is one case of the kernels' tests, set up for the processor's codec and for the device.
+ * A scene is one test case of the kernels, set up for the processor's codec and for the device.
  *
- * The host's side is a plan of the library, built by the test in the memory of a twin. The
- * library's own steps with that plan give the expected result of a kernel. The device's side is the
- * same plan in the kernels' structs.
+ * On the host, the scene is a plan of the library that the test has built in a twin's memory. The
+ * library's own steps compute the expected results with that plan. For the device, the scene
+ * describes the same plan by the kernels' structs.
  */
 
 /* The schedule of the scene's plan. A share is the part of a buffer that one member reduces. */
 enum scene_mode {
   SCENE_EXCHANGE, /* an allreduce in which each member reduces a share */
-  SCENE_SHIFTED,  /* the same, but only with some of the shares, as in a hierarchical plan */
-  SCENE_PADDED,   /* one share for each piece, the last ones padding: profile deepspeed */
+  SCENE_SHIFTED,  /* the same with only some of the shares, as in a hierarchical plan */
+  SCENE_PADDED,   /* one share for each piece; the buffer ends in padding, as in profile
+                   * deepspeed */
   SCENE_SCATTER,  /* reduce-scatter: one share for each piece */
   SCENE_WHOLE,    /* an allreduce in which each member sends a message to all */
-  SCENE_ROTATED,  /* like SCENE_WHOLE, with results in the order in which rounds pass them on */
+  SCENE_ROTATED,  /* like SCENE_WHOLE, but results are in the order in which rounds forward them */
   SCENE_GATHERED, /* an allgather */
   SCENE_GATHERED_ROTATED,
   SCENE_MODES
@@ -98,7 +100,7 @@ struct scene_case {
   bool each;        /* pieces are not adjacent, and some have no input */
   bool from_values; /* the input is float32, as messages have it */
   bool float32;     /* inputs are float32, whatever the plan's dtype */
-  bool weighed;     /* compress gets scalings and reciprocals */
+  bool weighed;     /* compress gets factors for tensors (scalings) and elements (reciprocals) */
   bool moments;     /* compress gets moments of the gradients */
   bool counted;     /* only the device knows the moments' bias correction */
   bool lion;        /* the server keeps Lion's momentum */
@@ -112,7 +114,7 @@ struct scene {
   struct ob_flight flight; /* the flight of the host's plan */
   struct ob_plan_state kept;
   struct ob_cuda_plan device;
-  struct ob_cuda_state *state; /* the host's copy */
+  struct ob_cuda_state *state; /* the state in the twin's host memory */
   /* The range of chunks that have messages: all chunks, or only one if the plan has fewer slots. */
   size_t first_chunk, end_chunk;
   struct ob_cuda_source source;
@@ -133,7 +135,7 @@ void scene_fill_buffers(struct scene *scene);
 
 void scene_describe(const struct scene_case *what, char *text, size_t capacity);
 
-/* Run the host's step for a chunk. */
+/* Run a step of the host's plan for a chunk. */
 void scene_compress(struct scene *scene, size_t chunk);
 void scene_reduce(struct scene *scene, size_t chunk);
 void scene_apply(struct scene *scene, size_t chunk);

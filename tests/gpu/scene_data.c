@@ -43,7 +43,8 @@ void twin_clear(struct twin *twin) {
   fill_pattern(twin->host, TWIN_GAP);
 }
 
-/* Aligns the address on the device. Both memories have only the alignment of their allocators. */
+/* Aligns the device address: cudaMalloc aligns the beginning of the memory. The host address has
+ * only its allocator's alignment. */
 void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                     size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;
@@ -161,8 +162,8 @@ static float scale_at(const struct scene *scene, size_t i, uint32_t salt) {
   return scene->what->values == VALUES_OVERFLOW ? scale * 1e30f : scale;
 }
 
-/* Fills a message with the content that an earlier call would have left, so that a kernel that
- * omits a field is found. */
+/* Fills a message with an earlier call's content, so that the test fails if a kernel does not write
+ * a field. */
 static void fill_message(const struct scene *scene, unsigned char *memory, size_t share,
                          size_t chunk, uint32_t salt) {
   struct ob_message_shape shape = ob_plan_message(&scene->host, share, chunk);
@@ -223,8 +224,8 @@ static void fill_residual(const struct scene *scene, struct ob_residual *residua
     residual->scales[!residual->now][0] = 0;
 }
 
-/* Fills the state. Some fields must stay as they are, and some flags are set by no kernel. The
- * scale of an empty block is zero from the beginning. */
+/* Fills the state with values that reveal a wrong write: kernels must leave some fields unchanged,
+ * and no kernel sets some of these flags. Without blocks, a scale is zero from the beginning. */
 static void fill_state(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   *scene->state = (struct ob_cuda_state){.now = scene->what->now,
@@ -356,7 +357,7 @@ static void add_scalings(struct scene *scene) {
   scene->source.reciprocals = ON_DEVICE(scene, reciprocals);
 }
 
-/* In every third step only the device knows the bias correction. */
+/* In every third case only the device knows the bias correction. */
 static void add_moments(struct scene *scene) {
   struct ob_source *source = &scene->host.flight->call.source;
   source->moment_rule = scene->source.moment_rule = OB_MOMENTS_SECOND;

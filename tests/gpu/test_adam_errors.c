@@ -1,5 +1,5 @@
-/* Errors of 1-bit Adam on devices: every rank gets an error, no rank hangs, and no parameter or
- * state changes. */
+/* Tests errors of 1-bit Adam on devices: every rank must get an error, no rank may hang, and no
+ * parameter or state may change. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +19,8 @@ static bool is_last(const struct gpu_rank *self) { return self->rank == self->si
 
 /* --- Arrays in the wrong memory */
 
-/* Tries to create an optimizer of one tensor. The last rank's tensor is wrong, so no rank gets an
- * optimizer. */
+/* Tries to create an optimizer of one tensor. The last rank's tensor is wrong, so creation must
+ * fail on all ranks. */
 static void check_refused(const struct gpu_rank *self, float *parameter, float *gradient,
                           onebit_device_t device, const char *part) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -42,8 +42,7 @@ static void check_arrays_elsewhere(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
   check_refused(self, guilty ? host : device, device + 64, ONEBIT_DEVICE_CUDA,
                 "tensors[0].parameter is");
-  check_refused(self, device, guilty ? host : device + 64, ONEBIT_DEVICE_CUDA,
-                "memory of the host");
+  check_refused(self, device, guilty ? host : device + 64, ONEBIT_DEVICE_CUDA, "in host memory");
   if (other != now) {
     CHECK_CUDA(cudaSetDevice(other));
     CHECK_CUDA(cudaMalloc((void **)&there, sizeof host));
@@ -88,7 +87,7 @@ static void fetch_parameters(struct learner *learner, int attempt) {
                         TRAINING_ELEMENTS * sizeof(float), cudaMemcpyDefault));
 }
 
-/* Compares the parameters with those that were fetched as attempt 0. */
+/* Checks that the parameters are those that were fetched as attempt 0. */
 static void check_unchanged(struct learner *learner) {
   fetch_parameters(learner, 1);
   CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1),
@@ -101,8 +100,8 @@ static void check_good_step(struct learner *learner, int attempt) {
   CHECK_STATUS(step_on_stream(learner, training_rate_of(attempt)), ONEBIT_OK);
 }
 
-/* Checks a step that must fail with these statuses, with and without a stream. Checks that the
- * failed step changes nothing. */
+/* Checks that a step fails with the status `wanted`, with and without a stream, and changes
+ * nothing. */
 static void check_step(struct learner *learner, float rate, onebit_status_t wanted,
                        const char *part) {
   onebit_optimizer_info_t before = {.size = sizeof before};
@@ -128,8 +127,8 @@ static void check_wrong_rates(struct learner *learner, int attempt) {
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
 
-/* Makes a mistake on the last rank in a step that is made in parts, after some buckets have been
- * sent. */
+/* Makes a step in parts (begin, ready, step). After some buckets have been sent, the last rank
+ * passes a wrong argument. */
 static void check_wrong_part(struct learner *learner, bool streamed, bool mixed) {
   onebit_optimizer_t optimizer = learner->optimizer;
   cudaStream_t stream = learner->streams[0];
@@ -168,16 +167,16 @@ static void check_steps_in_parts(struct learner *learner) {
   CHECK_MESSAGE("no step is open");
 }
 
-/* Learning rates of the last rank; the other ranks have 0.5. */
+/* Learning rates that the last rank passes; the other ranks pass 0.5. */
 static const struct {
   float rate;
   onebit_status_t guilty, others;
   const char *part;
-} device_rates[] = {
-    {-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in memory of the device is -1"},
-    {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
+} device_rates[] = {{-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in device memory is -1"},
+                    {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
 
-/* Sets wrong rates in device memory. If the host sends the messages, it refuses such a rate. */
+/* Sets wrong learning rates in device memory. If the host sends the messages, it reads the rate and
+ * refuses it. */
 static void check_wrong_device_rates(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   onebit_optimizer_t optimizer = learner->optimizer;
@@ -186,7 +185,7 @@ static void check_wrong_device_rates(struct learner *learner) {
   onebit_status_t status = onebit_optimizer_set_learning_rate_pointer(optimizer, rate);
   const bool refused = status == ONEBIT_ERROR_UNSUPPORTED;
   if (refused)
-    CHECK_MESSAGE("the host needs the rate, so it cannot be in memory of the device");
+    CHECK_MESSAGE("the host needs the rate, so it cannot be in device memory");
   else
     CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, &host),
                  ONEBIT_ERROR_ARGUMENT);
@@ -227,7 +226,8 @@ static void check_wrong_steps(const struct gpu_rank *self, void *context) {
 
 static void steps_must_be_right(void) { run_on_both(check_wrong_steps); }
 
-/* Passes a stream of another device. This rank notices the error and reports it to the others. */
+/* Passes a stream of another device on one rank, which must notice the error and report it to the
+ * others. */
 static void check_wrong_stream(const struct gpu_rank *self, void *context) {
   struct learner learner;
   cudaStream_t other;
@@ -318,7 +318,8 @@ static void no_memory_reaches_all_ranks(void) {
     }
 }
 
-/* One rank's launch number n fails in a step. `launches` were counted in the step before. */
+/* Launch number n of a step fails on one rank. `launches` is the number of launches of the previous
+ * step. */
 struct failing {
   long n, launches;
 };
@@ -353,8 +354,8 @@ static void a_failed_launch_is_reported(void) {
   }
 }
 
-/* Makes a launch fail on one of two ranks, whose step ends with an error. The other rank's step
- * ends too, and its status depends on how far the step had come. */
+/* Makes a launch fail on one of two ranks, whose step must end with an error. The other rank's step
+ * must end too. Its status depends on how far the first rank had come. */
 static void fail_one_of_two(const struct gpu_rank *self, void *context) {
   const long *number = context;
   struct learner learner;

@@ -1,6 +1,7 @@
 /*
- * Operations on a stream between two calls. Results are multiplied, or become NaN if the call did
- * not succeed. Residuals are reset.
+ * Tests operations that a program enqueues on a stream between two calls:
+ * onebit_scale_result_stream multiplies results, or makes them NaN if the call did not succeed.
+ * onebit_plan_reset_residual_stream resets residuals.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -37,7 +38,8 @@ static void scale_once(struct part *part, unsigned step, float factor) {
   free(wanted);
 }
 
-/* Makes one rank's input not finite. No rank waits before it reads the result. */
+/* Makes a call with an input of rank 0 that is not finite. Ranks do not wait for the call before
+ * they read the result. */
 static void skip_once(struct part *part, unsigned step) {
   size_t numbers = 0;
   part_load_input(part, step, part->rank == 0);
@@ -69,7 +71,7 @@ static void scale_results(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* A plan whose residuals were reset must continue like a new plan. */
+/* Checks that a plan whose residuals were reset continues like a new plan. */
 static void reset_residuals(const struct gpu_rank *self, void *context) {
   struct part used, fresh;
   const struct plan_case *what = context;
@@ -117,8 +119,8 @@ static void check_wrong_arguments(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-/* Checks that nothing is multiplied if the call did not succeed, whatever recvbuf is. Checks that
- * the operation is refused while a call is in flight. */
+/* Checks that a call without elements ignores recvbuf. Checks that the operation is refused while a
+ * request is in flight. */
 static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 0);
   struct part part;
@@ -141,8 +143,8 @@ static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) 
   part_destroy(&part);
 }
 
-/* The operations are refused on plans whose steps the host makes. test_wrong_calls.c tests plans
- * without a device. */
+/* Checks that the operations are refused on plans whose steps the host controls. test_wrong_calls.c
+ * tests plans without a device. */
 static void check_host_plans(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 100);
   struct part part;
@@ -166,7 +168,8 @@ static void results_are_scaled(void) { run_ranks_nccl(RANKS, scale_results, NULL
 
 static void residuals_are_reset(void) { run_ranks_nccl(RANKS, reset_residuals_of_each, NULL); }
 
-/* --- The device's 16-bit conversions compared with numerics.h's: all numbers, times factors */
+/* --- The device's 16-bit conversions, compared with those of numerics.h on all numbers times some
+ * factors */
 
 #define NUMBERS ((size_t)1 << 16)
 
@@ -180,7 +183,7 @@ static float float_of_bits(onebit_dtype_t dtype, uint16_t bits) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(bits) : ob_from_float16(bits);
 }
 
-/* True if the result is right. For a NaN, any NaN is right. */
+/* True if the device's result is right. If the product is NaN, any NaN is right. */
 static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t got) {
   const float product = float_of_bits(dtype, from) * factor;
   uint16_t wanted;

@@ -1,8 +1,8 @@
 /*
- * The costs of a call besides its arithmetic: the kernels and copies that it launches. A call
- * allocates nothing, and the host never waits in it if the device does everything. Messages overlap
- * with kernels: the longest chain in the graph of a call consists of kernels, and with several
- * chunks it contains no message. Only the emulated device counts.
+ * Tests the costs of a call besides its arithmetic: the number of kernels and copies that it
+ * launches. A call must not allocate memory. If the device runs all steps, the host must not wait.
+ * Messages must overlap with kernels: with several chunks, the longest chain in a call's graph
+ * contains no message. Only the emulated device counts.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 enum { KINDS = 7, CHUNKS = 3 };
 
-/* The launches of a rank in a call with one message to each rank, and the number that each further
+/* A rank's launches in a call with one message to each rank, and the launches that each further
  * message adds. */
 struct cost {
   long kernels, copies, more_kernels, more_copies;
@@ -41,7 +41,7 @@ static struct emulation_counters count_case(onebit_comm_t comm, size_t kind, siz
   what.options.block_size = 0;
   what.options.chunk_size = 2048;
   what.count = 2048 * chunks * (shares ? (size_t)onebit_comm_size(comm) : 1);
-  what.count -= 100; /* the padding of profile deepspeed then adds no message */
+  what.count -= 100; /* 100 fewer, so that the padding of profile deepspeed adds no message */
   if (!part_create(&part, comm, &what, true))
     return counts;
   CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);
@@ -75,16 +75,17 @@ static void check_costs(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* Launches, one entry for each of plan_case_at's kinds. A call launches: compress, which seals;
- * reduce, which opens and seals; open, which decides; apply; conclude; and a copy of the state. A
- * kind leaves out kernels that it does not need. With one scale, the kernels finish and seal follow
- * both compress and reduce. Dense calls seal, open and decide in separate kernels. */
+/* The launches for each kind of plan_case_at. A call launches the kernels compress (also seals
+ * messages), reduce (also checks and seals messages), open (also decides whether results are
+ * applied), apply and conclude, and a copy of the state. A kind leaves out kernels that it does not
+ * need. With one scale for all blocks, the kernels finish and seal follow both compress and reduce.
+ * Dense calls seal, open and decide in separate kernels. */
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 
 static void costs_over_nccl(void) { run_ranks_nccl(3, check_costs, on_a_stream); }
 
-/* The host waits only before it sends a message. */
+/* Over a transport that sends device memory, the host waits only before it sends a message. */
 static void costs_over_device_transport(void) { run_ranks_aware(3, check_costs, on_a_stream); }
 
 /* A single rank has no messages to open, so a separate kernel decides whether results are
@@ -95,8 +96,8 @@ static void costs_alone(void) {
   run_ranks_self(1, check_costs, costs);
 }
 
-/* The host reads the headers. Each message is copied to the host and back, and the state is copied
- * after it. */
+/* Over loopback the host reads the message headers. Each message is copied to the host and back,
+ * and the state is copied after each message. */
 static void costs_over_loopback(void) {
   struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
                               {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
@@ -107,7 +108,7 @@ static void costs_over_loopback(void) {
 
 enum { RANKS = 3, MESSAGES = 4, BLOCK = 32 };
 
-/* Returns the number of nodes in the call's graph that are not in its longest chain. */
+/* Returns the number of nodes in the call's graph that are not in the longest chain of nodes. */
 static long count_beside(struct part *part) {
   cudaStream_t stream;
   cudaGraph_t graph = NULL;
@@ -157,7 +158,8 @@ static void check_overlaps(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* Checks the same for a dense plan whose buffer is a window. Optimizers create such plans. */
+/* Checks the overlap of messages with kernels in a dense plan whose buffer is an NCCL window.
+ * Optimizers create such plans. */
 static void check_window_overlap(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 2048 * MESSAGES * RANKS);
   onebit_plan_options_t options = what.options;

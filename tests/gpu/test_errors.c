@@ -1,5 +1,6 @@
-/* The outcome of wrong arguments and failures. The rank that caused the error gets an error with a
- * message, and the others get ONEBIT_ERROR_PEER. No rank hangs, and the next call succeeds. */
+/* Tests the outcome of wrong arguments and failures. The rank that caused the error must get an
+ * error with a message, and the others ONEBIT_ERROR_PEER. No rank may hang, and the next call must
+ * succeed. */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -13,9 +14,9 @@
 
 /* --- One rank's arguments are wrong */
 
-/* Memory and a stream for wrong arguments. */
+/* Memory and a stream that a plan must refuse. */
 struct foreign {
-  float *host, *device; /* memory of the host; memory of another device, or NULL */
+  float *host, *device; /* host memory; memory of another device, or NULL */
   cudaStream_t stream;  /* of another device, or NULL */
 };
 
@@ -69,15 +70,15 @@ static const struct wrong {
   bool several; /* needs several devices */
 } wrongs[] = {
     {"sendbuf is 0x", pass_host_sendbuf, false},
-    {"memory of the host", pass_pinned_recvbuf, false},
+    {"in host memory", pass_pinned_recvbuf, false},
     {"not of device", pass_memory_of_another_device, true},
     {"sendbuf is NULL", pass_no_sendbuf, false},
     {"recvbuf is NULL", pass_no_recvbuf, false},
     {"not a stream of CUDA device", pass_foreign_stream, true},
 };
 
-/* Makes a wrong call on the last rank, on a stream or without one. The other ranks get an error
- * that names the last rank. */
+/* Makes a wrong call on the last rank, on a stream or without one. The other ranks must get an
+ * error that names the last rank. */
 static void make_wrong_call(struct part *part, const struct wrong *wrong,
                             const struct foreign *foreign, bool on_stream) {
   char rank[32];
@@ -122,7 +123,8 @@ static void arguments_are_checked_alone(void) { run_ranks_self(1, make_wrong_cal
 
 /* --- A plan on the host */
 
-/* Rank 0's plan is on the host. It is first called with device memory, then on a stream. */
+/* Calls a plan that is on the host on rank 0, first with device memory, then on a stream. The other
+ * ranks' plans are on devices. */
 static void call_host_plan_among_devices(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -185,8 +187,8 @@ static void another_device_may_be_current(void) {
   run_ranks_both(2, call_from_another_device, NULL);
 }
 
-/* A thread that has not used CUDA works on a plan of device 1 while device 0 is current. Device 0
- * must not get a context. */
+/* Calls a plan of device 1 on a thread that has not used CUDA. Device 0 is the thread's current
+ * device and must not get a context. */
 static void *call_on_new_thread(void *context) {
   struct part *part = context;
   CHECK_STATUS(part_call(part), ONEBIT_OK);
@@ -218,7 +220,7 @@ static void unused_device_gets_no_context(void) {
   run_ranks_self(1, run_new_thread, NULL);
 }
 
-/* --- Failures that the emulated device is told to make */
+/* --- Failures that the test requests from the emulated device */
 
 static void refuse_device(const struct gpu_rank *self, void *context) {
   onebit_plan_t plan;
@@ -245,8 +247,8 @@ static size_t measure_free_memory(void) {
   return left;
 }
 
-/* Fails every allocation of a plan once, on one rank or the other. All ranks must get an error, and
- * all memory must be freed. */
+/* Creates plans repeatedly, each time with another allocation that fails on one of the ranks. All
+ * ranks must get an error, and all memory must be freed. */
 static void fail_allocations(const struct gpu_rank *self, void *context) {
   void (*const fail_at)(long) = *(void (**)(long))context;
   onebit_plan_t plan = NULL;
@@ -276,9 +278,9 @@ static void fail_allocations(const struct gpu_rank *self, void *context) {
 
 static onebit_status_t ends[2];
 
-/* Fails one launch of one rank. That rank returns CUDA's message. The other rank gets an error too,
- * unless it already had all messages. Returns false if the call has fewer launches than n; both
- * ranks then succeed. */
+/* Makes launch number n fail on one rank, which must return CUDA's error message. The other rank
+ * must get an error too, unless it already had all messages. Returns false if the call has fewer
+ * than n launches, so that both ranks succeed. */
 static bool fail_launch(struct part *part, long n) {
   part_load_input(part, (unsigned)n, false);
   if (gpu_await_ranks())
@@ -335,8 +337,9 @@ static void enqueue_nonfinite(struct part *part, unsigned step) {
   CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
 }
 
-/* Rank 0 has two skips and an error. The error is returned, and the other ranks' message names rank
- * 0. Later calls succeed. */
+/* Makes a call that fails on rank 0 between calls that are skipped. onebit_plan_synchronize must
+ * then return the error, and the other ranks' message must name rank 0. Later calls must
+ * succeed. */
 static void check_error_after_skips(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;

@@ -1,5 +1,6 @@
-/* A compressed step of an optimizer in a CUDA graph that is replayed many times. It must give the
- * same bits as the host. The cases are those in which the host takes no part in a step. */
+/* Tests compressed optimizer steps in a CUDA graph that is replayed many times. The results must
+ * have the same bits as on the host. The cases are optimizers whose steps need no work of the
+ * host. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,8 +24,9 @@
 #define CASE(kind, is_named, is_poisoned, with, ...)                                               \
   TRAINING_CASE(kind, is_named, ONE_STREAM, is_poisoned, with, 0, __VA_ARGS__)
 
-/* Gradients repeat after TRAINING_ATTEMPTS steps, including the gradients that are not finite. With
- * BIT(2) the first compressed step is skipped, too. */
+/* Gradients repeat after TRAINING_ATTEMPTS steps, including the gradients that are not finite.
+ * BIT(k) makes a gradient of attempt k not finite; with BIT(2) the first compressed step is
+ * skipped, too. */
 static const struct training_case cases[] = {
     CASE(adam, "one bucket", BIT(9), 0, FROZEN, .beta1 = 0.9),
     CASE(adam, "buckets", BIT(5) | BIT(6), 0, FROZEN, BUCKETS),
@@ -88,13 +90,14 @@ static void record_cases(const struct gpu_rank *self, void *context) {
       record_case(&cases[k], self, &records[k]);
 }
 
-/* --- Rates in memory of the device */
+/* --- Learning rates in device memory */
 
 struct rates {
   float *now, *pinned; /* the current rate; the rates of all attempts */
 };
 
-/* Returns NaN if the rate is in device memory, because the argument is then ignored. */
+/* Returns the learning-rate argument of a step. It is NaN if the rate is in device memory, since
+ * the argument must then be ignored. */
 static float rate_argument(const struct learner *learner) {
   return learner->what->traits & RATE_ON_DEVICE ? NAN : RATE;
 }
@@ -139,8 +142,8 @@ static void check_refusal(struct learner *learner, const char *part) {
     cudaGraphDestroy(graph);
 }
 
-/* Makes the first steps. A step cannot be captured during the warm-up, nor before the host knows
- * that the warm-up is over. A method without a warm-up refuses no capture. */
+/* Makes the warm-up steps. Checks that no step can be captured during the warm-up, nor before the
+ * host knows that the warm-up is over. Methods without a warm-up accept every capture. */
 static void warm_up(struct learner *learner, const struct rates *rates) {
   static const char part[] = "whether the warm-up is over: call onebit_optimizer_synchronize";
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;

@@ -1,7 +1,7 @@
 /*
- * Hierarchical plans on a device, staged over loopback and over NCCL, must equal those on the host.
- * With the same hosts and inputs every result and residual has the same bits. An error of one rank
- * has the same outcome on all ranks, and changes nothing.
+ * Tests hierarchical plans on a device, staged over loopback and over NCCL. With the same hosts and
+ * inputs, every result and residual must have the same bits as on the host. An error of one rank
+ * must have the same outcome on all ranks, and change nothing.
  */
 #include <math.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ struct record {
   uint64_t account;
 };
 
-/* A rank's plan. If on_stream is true, the host takes no part in the calls. */
+/* A rank's plan. If on_stream is true, calls need no work of the host. */
 struct hosted {
   struct part part;
   bool on_stream;
@@ -97,8 +97,9 @@ static onebit_status_t make_call(struct hosted *hosted, int number) {
   return status;
 }
 
-/* Checks that the error message names the rank with the error, on whichever host that rank is. If
- * values are sent uncompressed, all ranks add them up and notice the NaN themselves. */
+/* Checks that the error message names the rank with the error, which may be on another host. If
+ * values are sent uncompressed, no rank is named: all ranks add the values up and find the NaN
+ * themselves. */
 static void check_rank_in_message(const struct part *part, int number) {
   char wanted[64] = "";
   if (part->what.count && part->what.options.wire == ONEBIT_WIRE_BITS && number == NOT_FINITE)
@@ -108,7 +109,7 @@ static void check_rank_in_message(const struct part *part, int number) {
   CHECK_MESSAGE(wanted);
 }
 
-/* Makes one rank's last element NaN. Only the ranks of its host can report which rank it was. */
+/* Writes the input. In call NOT_FINITE the last rank's last element is NaN. */
 static void make_input(struct part *part, int number) {
   part_write_input(part, (unsigned)number, false);
   if (part->what.count && number == NOT_FINITE && part->rank == part->size - 1)
@@ -172,8 +173,7 @@ static void has_the_bits_of_loopback(void) {
   free(sample.rows);
 }
 
-/* Checks that a host sends 2 (H - 1) / H bits per element for H hosts, besides scales and
- * headers. */
+/* Checks that each of H hosts sends 2 (H - 1) / H bits per element, besides scales and headers. */
 static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context) {
   const size_t count = 1 << 21;
@@ -203,7 +203,8 @@ static onebit_status_t call_on_stream(void *context) {
   return part_enqueue(&hosted->part, hosted->stream);
 }
 
-/* Checks the counts of all ranks together. Returns the bytes that the ranks have sent. */
+/* Checks that a call on all ranks neither allocates memory nor waits on the host. Returns the bytes
+ * that all ranks have sent together. */
 static long check_counts(struct hosted *hosted) {
   make_input(&hosted->part, 0);
   const struct emulation_counters counts = count_call(call_on_stream, hosted);
@@ -222,8 +223,8 @@ static void call_and_count(const struct gpu_rank *self, const struct hosts_split
   close_hosted(&hosted);
 }
 
-/* Every rank sends each other rank of its host a segment. The length of a segment is a whole number
- * of words. */
+/* The element count for tests of sent bytes. Every rank sends a segment to each other rank of its
+ * host. The count makes segments a whole number of words long. */
 enum { SENT_COUNT = 64 * 6 * 7 };
 
 static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts_split *split,
@@ -244,7 +245,7 @@ static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts
         sent[2], halves);
 }
 
-/* Inputs of 16 bits are sent as 16 bits inside a host, without conversion. */
+/* Checks that 16-bit inputs are sent without conversion, as 16 bits, inside a host. */
 static void inputs_are_sent_as_they_are(void) {
   run_on_hosts(&hosts_splits[1], call_and_count_bytes, NULL);
 }
@@ -254,8 +255,8 @@ static void no_host_waits(void) {
   run_on_hosts(&hosts_splits[1], call_and_count, &many);
 }
 
-/* Fails each allocation of device memory in turn, on some rank. In that case no rank may get a
- * plan. */
+/* Creates plans repeatedly, each time with another allocation of device memory that fails on one
+ * rank. No rank may then get a plan. */
 static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
                                   enum hosts_place place, void *context) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;

@@ -1,6 +1,6 @@
-/* Compares the kernels with the codec. Both run the same plan, and afterwards their memory must
- * have the same bytes. Each kernel has a table of cases: the product of layouts, block sizes and
- * group sizes. The other options are spread over these cases. */
+/* Compares the kernels with the host's codec. Both run the same plan, and afterwards device memory
+ * and host memory must have the same bytes. Each kernel has a table of cases: all combinations of
+ * layouts, block sizes and group sizes. The other options are spread over these cases. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 /* --- Cases */
 
-/* The properties of a kernel's cases. */
+/* The options that a kernel's cases may have. */
 struct kernel_cases {
   unsigned modes; /* a bit for each scene_mode */
   bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed, served;
@@ -32,14 +32,14 @@ static const struct {
     {8, {64, 0, 31, 0, 0, 4096, 2047, 1}},
 };
 static const size_t blocks[] = {32, 64, 2048, 65536, 2048};
-/* 33 members are more than a warp has lanes. */
+/* Group sizes. 33 is more than the lanes of a warp. */
 static const size_t members[] = {1, 2, 3, 4, 7, 8, 33};
 static const size_t chunks[] = {1, 1, 2, 3, 5};
 
 #define COUNT(list)   (sizeof(list) / sizeof(list)[0])
 #define LAYOUTS       (COUNT(single_counts) + COUNT(layouts))
-#define ONE_SCALE     4 /* blocks whose sums are added one after the other with one scale */
-#define ROUNDS        3 /* of the product; each round has other options */
+#define ONE_SCALE     4 /* index in `blocks`: cases of this entry have one scale for all blocks */
+#define ROUNDS        3 /* repetitions of all combinations, each with other options */
 #define LONG_ELEMENTS 10000
 
 /* Returns the cases to run. The caller frees the rows. */
@@ -88,8 +88,9 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->lion = of->served && draw_number(number, 27, 2);
 }
 
-/* Adapts the case to its mode: a piece for each member; one message at a time in modes whose rounds
- * pass messages on; a momentum only in an allreduce by exchange, padded or not. */
+/* Adapts the case to its mode: SCENE_PADDED and SCENE_SCATTER have a piece for each member. Modes
+ * whose rounds forward messages send one message at a time. Only an allreduce by exchange, padded
+ * or not, has a momentum. */
 static void fit_mode(struct scene_case *what) {
   if (what->mode == SCENE_PADDED || what->mode == SCENE_SCATTER) {
     what->pieces = what->members;
@@ -131,19 +132,19 @@ static bool make_kernel_case(const struct kernel_cases *of, size_t index, struct
 
 struct kernel_test {
   struct kernel_cases cases;
-  bool once; /* for all chunks, not for each */
+  bool once; /* the kernel is launched once for all chunks */
   /* `host` processes a chunk as the library does, in the scene's host memory. `device` launches the
    * kernel. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);
-  /* Removes differences that are allowed, unless it is NULL. */
+  /* Removes allowed differences before the comparison; NULL: none are allowed. */
   void (*even_out)(struct scene *scene);
 };
 
 /* The memory of a twin in bytes, enough for the longest dense messages of eight members. */
 #define CAPACITY ((size_t)64 << 20)
 
-/* Sets the expected state of the device from the host's work so far. */
+/* Sets the flags that the device's state must have, from the host's work so far. */
 static void kernel_expect_flags(struct scene *scene, bool server) {
   struct ob_work *work = &scene->host.state->work;
   scene->state->flags |= work->not_finite ? (uint32_t)OB_FLAG_NOT_FINITE : 0;
@@ -169,7 +170,7 @@ static void run_case(const struct kernel_test *test, struct twin *twin,
   scene_destroy(&scene);
 }
 
-/* Runs the kernel's cases, and checks after each that both memories are the same. */
+/* Runs the kernel's cases, and checks after each that host and device memory are the same. */
 static void check_kernel(const struct kernel_test *test) {
   struct twin twin;
   size_t walked = 0;
@@ -269,7 +270,7 @@ KERNEL(compress, compress_on_host, ob_cuda_compress(scene->device, scene->source
                  .weighed = true},
        .even_out = even_out_compress)
 
-/* --- Reduce, and the case of one scale */
+/* --- Reduce, with a scale for each block and with one scale */
 
 static void reduce_on_host(struct scene *scene, size_t chunk) {
   scene_reduce(scene, chunk);
@@ -305,7 +306,7 @@ KERNEL(finish_server, finish_server_on_host, ob_cuda_finish(scene->device, true,
        .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .only_one_scale = true},
        .once = true)
 
-/* --- Results to outputs */
+/* --- Storing results in outputs */
 
 KERNEL(store, scene_apply, ob_cuda_store(scene->device, scene->outputs, chunk, 0),
        .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_GATHERED) |

@@ -1,6 +1,6 @@
 /*
- * Communicators over NCCL: calls that the library refuses, and the outcome of calls when NCCL fails
- * or when a rank gives up.
+ * Tests communicators over NCCL: calls that the library refuses, and the outcome of calls when NCCL
+ * fails or a rank aborts.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 enum { ELEMENTS = 1000 };
 
-/* --- Plans and communicators that NCCL refuses */
+/* --- Plans and communicators that are refused over NCCL */
 
 static void create_host_plan(const struct gpu_rank *self, void *context) {
   (void)context;
@@ -30,8 +30,8 @@ static void create_host_plan(const struct gpu_rank *self, void *context) {
 
 static void host_plans_are_refused(void) { run_ranks_nccl(2, create_host_plan, NULL); }
 
-/* Rank 1 creates objects of a communicator while its device is not the current one. The other ranks
- * get an error too. */
+/* Creates objects of a communicator while rank 1's current device is not the communicator's. The
+ * other ranks must get an error too. */
 static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
@@ -43,7 +43,7 @@ static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   if (self->rank == 1)
     CHECK_CUDA(cudaSetDevice(0));
   const onebit_status_t wanted = self->rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
-  const char *message = self->rank == 1 ? "device 0 is current" : "rank 1";
+  const char *message = self->rank == 1 ? "device 0 is the current one" : "rank 1";
   CHECK_STATUS(onebit_comm_create_nccl(rank_nccl_comm(), &comm), wanted);
   CHECK(!comm, "a communicator nevertheless");
   CHECK_MESSAGE(message);
@@ -53,8 +53,7 @@ static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(here));
 }
 
-/* Ranks that are processes may have only one device in total. In that case there is no wrong
- * device, and nothing is tested. */
+/* If the machine has only one device, there is no wrong device, and nothing is tested. */
 static void another_device_is_refused(void) {
   int devices = 0;
   CHECK_CUDA(cudaGetDeviceCount(&devices));
@@ -65,8 +64,8 @@ static void another_device_is_refused(void) {
 
 /* --- NCCL fails */
 
-/* On the emulated device ranks are threads, and one rank's failure reaches all of them:
- * gpu_await_ranks delays it until no rank is in an earlier call. */
+/* On the emulated device ranks are threads, and a failure of one rank reaches all ranks at once.
+ * gpu_await_ranks therefore delays the failure until no rank is in an earlier call. */
 
 static bool create_part(struct part *part, const struct gpu_rank *self) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
@@ -76,7 +75,8 @@ static bool create_part(struct part *part, const struct gpu_rank *self) {
   return true;
 }
 
-/* After the transport has failed, every call fails at once with the same message. */
+/* Checks that, after the transport has failed, every call fails at once with the transport
+ * error. */
 static void check_broken(struct part *part) {
   onebit_request_t request;
   CHECK_STATUS(part_call(part), ONEBIT_ERROR_TRANSPORT);
@@ -118,11 +118,11 @@ static void broken_link_is_an_error(void) {
 
 /* --- Features of newer versions of NCCL */
 
-/* The element count of a dense plan that is just large enough to use a window, in one chunk. The
- * messages of all ranks have equal lengths. */
+/* The element count of a dense plan that is just large enough to use a window, in one chunk. It
+ * makes the messages of all ranks equally long. */
 enum { LARGE = 3 * 2048 * 33 };
 
-static void *results; /* the results of all ranks in the call before */
+static void *results; /* all ranks' results of the previous call */
 
 static void compare_with_older_nccl(const struct gpu_rank *self, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, LARGE);
@@ -167,8 +167,8 @@ static void *abort_soon(void *context) {
   return NULL;
 }
 
-/* Rank 1 never calls. The other ranks wait in a call until another of their threads aborts the
- * communicator. */
+/* Rank 1 never calls. The other ranks wait in a call until another thread of the same rank aborts
+ * the communicator. */
 static void abort_during_call(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -193,8 +193,8 @@ static void abort_during_call(const struct gpu_rank *self, void *context) {
 
 static void abort_ends_waiting_calls(void) { run_ranks_nccl(3, abort_during_call, NULL); }
 
-/* Rank 1 never calls. Ranks that wait for it get an error and free everything, although NCCL waits
- * for the end of a graph. */
+/* Rank 1 never calls. The other ranks, which wait for it, must get an error and must be able to
+ * free everything, although NCCL does not end a communicator that a graph uses. */
 static void destroy_captured_plan(const struct gpu_rank *self, void *context) {
   struct part part;
   cudaStream_t stream;
@@ -224,8 +224,8 @@ static void run_with_short_timeout(int size, gpu_rank_body *body) {
 
 static void abort_while_graph_exists(void) { run_with_short_timeout(2, destroy_captured_plan); }
 
-/* Rank 1 never calls. The other ranks' host messages are queued behind earlier ones. They must not
- * wait inside the driver, and must time out. */
+/* Rank 1 never calls. Rank 0 sends a message from host memory, which is queued behind an earlier
+ * one. The second message must not wait inside the CUDA driver, and must time out. */
 static void send_without_peer(const struct gpu_rank *self, void *context) {
   const struct ob_transport *transport = self->comm->transport;
   struct ob_batch *batches[2] = {NULL, NULL};
@@ -250,8 +250,8 @@ static void send_without_peer(const struct gpu_rank *self, void *context) {
 
 static void messages_without_peer_time_out(void) { run_with_short_timeout(2, send_without_peer); }
 
-/* Rank 1 never calls, and the other ranks time out. Their objects can be destroyed although calls
- * are still on streams. */
+/* Rank 1 never calls, and the other ranks time out. They must be able to destroy their plans
+ * although calls are still queued on streams. */
 static void destroy_plans_with_calls(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[2];
@@ -271,7 +271,8 @@ static void plans_with_calls_are_destroyed(void) {
   run_with_short_timeout(3, destroy_plans_with_calls);
 }
 
-/* Everything can be freed while the stream still has a step that rank 1 never makes. */
+/* Checks that everything can be freed while a step is queued on the stream that rank 1 never
+ * makes. */
 static void destroy_optimizer_with_step(const struct gpu_rank *self, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
@@ -298,8 +299,8 @@ static void optimizer_with_step_is_destroyed(void) {
   run_with_short_timeout(2, destroy_optimizer_with_step);
 }
 
-/* Queries NCCL's health in a loop while another thread aborts the communicator, which frees the
- * state that this thread reads. */
+/* Queries the communicator's health in a loop. Meanwhile another thread aborts the communicator,
+ * which frees the state that this thread reads. */
 static void *poll_health(void *context) {
   while (ob_comm_health(context) == ONEBIT_OK)
     continue;

@@ -1,4 +1,4 @@
-/* The optimizers on devices, and the features that all of them have. Over each transport,
+/* Tests the optimizers on devices, and the features that all of them have. Over each transport,
  * parameters and the optimizer's info must have the same bits as on the host. */
 #include <stdlib.h>
 
@@ -218,7 +218,7 @@ static const struct training_case warmups[] = {
          .freeze_step = 20, BUCKETS, .common.warmup_bits = 4),
 };
 
-/* Runs a table over each transport. The rows are below. */
+/* Defines tests that run the table `name` over each transport. */
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
   static void name##_over_loopback(void) { training_run(&table_of_##name, gpu_run_loopback); }     \
@@ -282,7 +282,8 @@ static void adam_on_several_hosts(void) {
   free(sample.rows);
 }
 
-/* Without an exchange the device reports no result, and steps are still counted. */
+/* Steps without any tensor exchange nothing, so the device reports no result. They must still be
+ * counted. */
 static void adam_without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {

@@ -1,6 +1,7 @@
 /*
- * The outer step on a device. Over every transport, its parameters, consensus and info must have
- * the same bits as on the host, also after it was saved or moved.
+ * Tests the outer step on a device. Over every transport, its parameters, its consensus (the
+ * parameters that all ranks agreed on) and its info must have the same bits as on the host, also
+ * after it was saved or moved.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -18,8 +19,9 @@ enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, SKEW = 4 };
 static const size_t counts[TENSORS] = {320, 77, 0, 1, 2600};
 
 /* Flags of a case. PLAIN: the second tensor stays uncompressed. WRONG: in the seventh step a
- * parameter of the last rank is NaN. SAVED: after nine steps another outer step loads a checkpoint.
- * MOVED: each rank begins alone and is moved to the common communicator after five steps. */
+ * parameter of the last rank is NaN. SAVED: after nine steps a new outer step replaces the old one
+ * and loads its checkpoint. MOVED: each rank begins alone and is moved to the common communicator
+ * after five steps. */
 enum { PLAIN = 1, WRONG = 2, SAVED = 4, MOVED = 8 };
 
 struct outer_case {
@@ -58,7 +60,7 @@ static const struct outer_case cases[] = {
          .parameter_dtype = ONEBIT_FLOAT16),
 };
 
-/* The host's results after each step, and its consensus at the end. */
+/* The results on the host after each step, and the consensus at the end. */
 struct record {
   unsigned char parameters[TRAINING_RANKS][STEPS][ELEMENTS * sizeof(float)];
   onebit_status_t status[TRAINING_RANKS][STEPS];
@@ -74,7 +76,8 @@ struct trained {
   int rank, size;
   bool device;
   onebit_outer_t outer;
-  char *parameters, *memory; /* on the host; and on the device, where they are not aligned to 16 */
+  char *parameters, *memory; /* parameters on the host; on a device, memory in which they are not
+                              * aligned to 16 bytes */
 };
 
 static size_t parameter_bytes(const struct outer_case *what) {
@@ -216,7 +219,7 @@ static void compare_step(const struct trained *learner, int step, onebit_status_
 typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
                         struct record *record);
 
-/* Makes steps. A synchronisation counts as the last step. Returns false if the training cannot
+/* Makes steps, and a synchronisation in place of the last one. Returns false if the training cannot
  * continue. */
 static bool make_steps(struct trained *learner, onebit_comm_t comm, struct record *record,
                        after_step *after) {
@@ -236,7 +239,8 @@ static bool make_steps(struct trained *learner, onebit_comm_t comm, struct recor
   return true;
 }
 
-/* Runs case k on the host or on the device. An outer step cannot be moved over NCCL. */
+/* Runs case k on the host or on the device. Skips cases with MOVED over NCCL, where an outer step
+ * cannot be moved. */
 static void run_case(const void *all, size_t k, const struct gpu_rank *self, bool device,
                      void *at) {
   const struct outer_case *what = (const struct outer_case *)all + k;
@@ -318,8 +322,8 @@ static void check_refusals(const struct gpu_rank *self, void *context) {
 
 static void refuses_what_is_wrong(void) { gpu_run_loopback(3, check_refusals, NULL); }
 
-/* One bit of a rank's consensus is flipped. All ranks must get an error, and none may apply
- * anything. */
+/* Flips one bit of a rank's consensus. All ranks must get an error, and none may apply the
+ * exchange. */
 static void check_differing_consensus(const struct gpu_rank *self, void *context) {
   static const struct outer_case what = CASE("differs", PLAIN, .local_steps = 1);
   struct trained it;

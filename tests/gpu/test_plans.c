@@ -1,10 +1,10 @@
 /*
- * Plans on a device. Results, residuals and the plan's info must equal those of plans on the host
- * over loopback in every bit, for all options and all kinds of call. If an input is not finite, or
- * so large that squares overflow, every rank skips the call, nothing changes, and the next call
- * succeeds. Large numbers below that limit cause no skip.
+ * Tests plans on a device. For all options and all kinds of call, results, residuals and the plan's
+ * info must have the same bits as on the host over loopback. If an input is not finite, or so large
+ * that squares overflow, every rank must skip the call, nothing may change, and the next call must
+ * succeed. Numbers below that limit must not cause a skip.
  *
- * One of 83 combinations of options runs (one of 919 on the emulated device).
+ * A run tests one in 83 combinations of options, or one in 919 on the emulated device.
  * ONEBIT_TEST_SHARE=N runs one Nth of these cases. Every pair of options occurs.
  */
 #define _DEFAULT_SOURCE
@@ -16,8 +16,8 @@
 
 enum { CALLS = 5, NOT_FINITE = 1, MOST_SIZE = 5, THINNER = IS_EMULATED ? 919 : 83 };
 
-/* The result of a case on one rank: the hash of the plan's info, and status and traces of each
- * call. */
+/* The result of a case on one rank: the hash of the plan's info, and each call's status and
+ * traces. */
 struct record {
   uint64_t account;
   onebit_status_t status[CALLS];
@@ -36,8 +36,7 @@ static bool traces_equal_but_input(const struct traces *a, const struct traces *
   return a->result == b->result && a->worker == b->worker && a->server == b->server;
 }
 
-/* Makes a call on a stream, as a blocking call, or as a request. The call's number determines
- * which. */
+/* Makes a call on a stream, a blocking call, or a request, in turn by the call's number. */
 static onebit_status_t make_call(struct part *part, unsigned number, cudaStream_t stream) {
   onebit_request_t request;
   if (number % 3 == 0 && part->device)
@@ -122,8 +121,8 @@ static void run_odd_ranks_on_device(const struct gpu_rank *self, void *context) 
   run_cases(self, context, self->rank % 2 == 1, false);
 }
 
-/* Runs cases on the host and compares them with the same cases on the other ranks. Each size has
- * other cases. */
+/* Runs cases on the host, runs the same cases with `body` on ranks made by `ranks`, and compares
+ * the results. Each group size has other cases. */
 static void run_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
   char name[16];
   snprintf(name, sizeof name, "plans-%d", size);
@@ -144,8 +143,8 @@ static void plans_on_hosts_and_devices(void) {
     run_group(size, gpu_run_loopback, run_odd_ranks_on_device);
 }
 
-/* A device's plan of this size would choose one message, and the host's plan two. If ranks of both
- * kinds take part, all use two. */
+/* Checks the number of messages when only some ranks are on a device. For this size a plan on a
+ * device would choose one message, and a plan on the host two. All ranks must use two. */
 static void create_mixed_plans(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 200000);
   struct part part;
@@ -177,8 +176,8 @@ static void plans_over_both_transports(void) {
     run_group(size, run_ranks_aware, run_odd_ranks_on_device);
 }
 
-/* Tests rows that are too far apart for one strided copy (2 GiB on today's devices). The library
- * copies such rows one by one. */
+/* Tests buffers whose rows are too far apart for one strided copy (2 GiB on today's devices). The
+ * library must copy such rows one by one. */
 static void call_far_apart(const struct gpu_rank *self, const struct hosts_split *split,
                            enum hosts_place place, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 4099);

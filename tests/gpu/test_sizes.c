@@ -1,8 +1,8 @@
 /*
- * The costs of a step besides its arithmetic, at sizes that no emulated device could compute:
- * kernels, NCCL groups, copies, events and waits of the host. The sizes are 1 Mi to 1 Gi elements
- * and 1 to 64 ranks. Plans and calls are real. The emulated device only counts them, and leaves
- * memory untouched.
+ * Tests the costs of calls and steps besides their arithmetic: the numbers of kernels, NCCL groups,
+ * copies, events and host waits. Sizes are 1 Mi to 1 Gi elements on 1 to 64 ranks, too large for
+ * the emulated device to compute. The library makes real calls, and the emulated device only counts
+ * their operations and leaves memory untouched.
  *
  *   gpu_tests --filter '*64 ranks'    prints the table of docs/measured; with a stride up to 8
  */
@@ -18,16 +18,16 @@
 enum { SIZES = 3, CALLS = 2 };
 static const size_t sizes[SIZES] = {MI, 64 * MI, 1024 * MI};
 
-/* The objects of a rank. */
+/* The plan, memory and optimizer of a rank. */
 struct own {
   onebit_plan_t plan;
   onebit_optimizer_t optimizer;
   float *memory[2];
 };
 
-/* The kernels of a rank in a call, and the number that each chunk adds, with short and with long
- * messages. The same numbers for a single rank, whose plans have one chunk. Every chunk is two
- * exchanges. */
+/* The number of kernels that a rank launches in a call (`kernels`), and the number that each chunk
+ * adds with short or long messages. `alone`: the number for a single rank, whose plans have one
+ * chunk. Every chunk makes two exchanges. */
 struct row {
   const char *name;
   bool (*create)(onebit_comm_t comm, size_t count, struct own *own);
@@ -144,14 +144,15 @@ static void compare_counts(const struct row *row, size_t k, long ranks,
   CHECK(counts->allocations == 0, "%ld allocations", counts->allocations);
 }
 
-/* Checks a plan's explanation of its messages. */
+/* Checks the text in which a plan explains its number of messages. */
 static void check_explanation(const struct row *row, size_t k, int ranks, onebit_plan_t plan) {
   const size_t chunks = ranks > 1 ? row->chunks[k] : 1;
   onebit_plan_info_t info = {.size = sizeof info};
   char words[80];
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  snprintf(words, sizeof words, "on a device: %zu message%s to a rank in a phase, of at most %zu",
-           chunks, chunks == 1 ? "" : "s", info.chunk_size);
+  snprintf(words, sizeof words,
+           "on a device: %zu message%s to each rank in each phase, of at most %zu", chunks,
+           chunks == 1 ? "" : "s", info.chunk_size);
   CHECK(info.chunks == chunks, "%zu chunks, not %zu", info.chunks, chunks);
   CHECK(strstr(onebit_plan_explain(plan), words), "'%s' is not in: %s", words,
         onebit_plan_explain(plan));

@@ -1,6 +1,7 @@
 /*
- * The costs of a step on a stream. A step makes no allocation, does not wait, and launches a known
- * number of kernels. Exchanges begin during the backward pass. Only the emulated device counts.
+ * Tests the costs of a step on a stream. A step must allocate nothing, must not wait, and must
+ * launch a known number of kernels. Exchanges must begin during the backward pass. Only the
+ * emulated device counts.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -69,10 +70,10 @@ static void count_steps(const struct gpu_rank *self, void *context) {
   learner_close(&learner);
 }
 
-/* The launches for one bucket: count; compress, which seals; reduce, which opens and seals; open,
- * which decides; apply; conclude, which copies the results that stay. A single rank has no messages
- * to open and launches decide instead of open. Every bucket has these launches, and one more kernel
- * joins the buckets. */
+/* The cases. A bucket launches the kernels count, compress (also seals messages), reduce (also
+ * checks and seals messages), open (also decides whether results are applied), apply and conclude
+ * (also copies the permanent results). A single rank has no messages to open and launches decide
+ * instead of open. With several buckets, one more kernel joins their outcomes. */
 static const struct training_case single =
     ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
 static const struct training_case four =
@@ -102,9 +103,9 @@ static void count_waits_of_creation(const struct gpu_rank *self, void *context) 
   }
 }
 
-/* A wait for the default stream also waits for everything that the program does on that stream, so
- * creation must wait seldom. A bucket has two plans, each of which copies two arrays and waits
- * once. A bucket's own arrays are copied as one. */
+/* Checks that creating an optimizer waits seldom for the default stream, since such a wait also
+ * waits for the program's work on that stream. A bucket has two plans, each of which copies two
+ * arrays and waits once. The bucket's other arrays are copied together. */
 static void creation_waits_little(void) {
   struct costs one = {.what = &single}, more = {.what = &four};
   run_ranks_self(1, count_waits_of_creation, &one);
@@ -122,9 +123,9 @@ static bool is_eager(void) {
 
 static void note_reached(void *reached) { atomic_store((atomic_int *)reached, 1); }
 
-/* Reports the tensors of the last buckets as ready, checks, and then reports the others. At the
- * check, the optimizer's own stream has ended, so the exchanges of the last buckets have run. Later
- * work on the caller's stream has not begun. */
+/* Reports all tensors except the first as ready, checks, and then reports the first. At the check,
+ * the optimizer's own stream has finished its work, so the exchanges of the last buckets have run.
+ * Later work on the caller's stream must not have begun. */
 static void exchange_early(struct learner *learner, const struct costs *costs) {
   const struct ob_bucket_device *device = learner->optimizer->buckets[0].device;
   cudaStream_t stream = learner->streams[0];

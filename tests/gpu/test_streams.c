@@ -1,7 +1,7 @@
 /*
- * Calls on streams: in order with the work before and after them, on several streams, and as
- * requests of several plans in flight. The emulated device runs work as late as CUDA permits, so a
- * missing dependency gives a wrong result.
+ * Tests calls on streams: their order with earlier and later work, calls on several streams, and
+ * several requests in flight. The emulated device runs work as late as CUDA permits, so a missing
+ * dependency gives a wrong result.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -51,8 +51,8 @@ static void close_buffers(const struct call_buffers *buffers) {
   CHECK_CUDA(cudaFreeHost(buffers->received));
 }
 
-/* Enqueues a call with the copies of its input and result. Both buffers are then overwritten on the
- * stream, so that a call that ran too late would have another result. */
+/* Enqueues a call with the copies of its input and result. Then overwrites both buffers on the
+ * stream, so that a call that runs too late gets another result. */
 static void enqueue_with_buffers(struct part *part, const struct call_buffers *buffers,
                                  cudaStream_t stream) {
   part->in = buffers->in;
@@ -169,9 +169,9 @@ static void replay_once(struct part *part, struct part *other, cudaGraphExec_t g
     CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
 
-/* Replays a graph of a plan's call whose messages overlap with kernels. Another plan, with one
- * message, makes the same calls without a graph. Every replay, and a plain call at the end, must
- * have the same bits as the other plan's call. */
+/* Replays a graph of a plan's call, in which messages overlap with kernels. A second plan, with one
+ * message, makes the same calls without a graph. Every replay, and a call without a graph at the
+ * end, must give the same bits as the second plan's call. */
 static void compare_replays(const struct gpu_rank *self, void *context) {
   const unsigned replays = *(const unsigned *)context;
   cudaStream_t stream;
@@ -238,8 +238,8 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* The host takes part in such a call. The capture is therefore refused and ends properly, and later
- * calls succeed. */
+/* Checks that a call that needs the host's work cannot be captured. The capture must end properly,
+ * and later calls must succeed. */
 static void check_refused_capture(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -308,8 +308,9 @@ static void *work_beside(void *context) {
   return NULL;
 }
 
-/* A global capture becomes invalid when any other thread calls certain functions of the driver,
- * unless that thread declares that its calls do not concern the capture. */
+/* Checks that another thread can use the library during a global capture. CUDA makes such a capture
+ * invalid if another thread calls certain functions, unless that thread has excluded itself
+ * (cudaThreadExchangeStreamCaptureMode). */
 static void work_during_capture(const struct gpu_rank *self, void *context) {
   struct beside with = {.comm = self->comm};
   cudaStream_t stream;

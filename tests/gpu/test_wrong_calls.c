@@ -1,5 +1,5 @@
-/* Wrong calls of onebit/cuda.h and onebit/nccl.h. They must give errors with a message. The handles
- * are NULL, destroyed, of another kind, or on the host. */
+/* Tests wrong calls of onebit/cuda.h and onebit/nccl.h, which must return an error with a message.
+ * The handles are NULL, destroyed, of another kind, or of plans on the host. */
 #include "onebit/cuda.h"
 #include "tests/gpu/harness.h"
 #include "tests/support_wrong_calls.h"
@@ -28,7 +28,7 @@ static void are_errors_with_a_message(void) {
   void *comm = scene.comm, *plan = scene.plan;
   float rate = 0.1F;
   check_wrong_plan(NULL, "plan is NULL");
-  check_wrong_plan(scene.no_plan, "not a plan that exists (destroyed, or never created)");
+  check_wrong_plan(scene.no_plan, "not a plan that exists (it is destroyed, or was never created)");
   check_wrong_plan(comm, "which is a communicator");
   check_wrong_plan(scene.plan, "host");
   WRONG(onebit_plan_get_calls, (plan, NULL, NULL), ARGUMENT, "made is NULL");
@@ -43,13 +43,13 @@ static void are_errors_with_a_message(void) {
   WRONG(onebit_optimizer_set_learning_rate_pointer, (handle, &rate), ARGUMENT, part);              \
   WRONG(onebit_optimizer_synchronize, (handle), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
-  STEPS(scene.no_optimizer, "not an optimizer that exists (destroyed, or never created)");
+  STEPS(scene.no_optimizer, "not an optimizer that exists (it is destroyed, or was never created)");
   STEPS(plan, "which is a plan");
-  WRONG(onebit_optimizer_step_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
-  WRONG(onebit_optimizer_begin_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
-  WRONG(onebit_optimizer_ready_stream, (scene.optimizer, 0, NULL), ARGUMENT, "of the host");
+  WRONG(onebit_optimizer_step_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "for host memory");
+  WRONG(onebit_optimizer_begin_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "for host memory");
+  WRONG(onebit_optimizer_ready_stream, (scene.optimizer, 0, NULL), ARGUMENT, "for host memory");
   WRONG(onebit_optimizer_set_learning_rate_pointer, (scene.optimizer, &rate), ARGUMENT,
-        "of the host");
+        "for host memory");
 #ifdef ONEBIT_HAVE_NCCL
   onebit_comm_t made;
   WRONG(onebit_comm_create_nccl, (NULL, &made), ARGUMENT, "nccl_comm is NULL");

@@ -1,4 +1,4 @@
-/* Trains the same case on the host and on a device, and compares each step. */
+/* Trains the same case on the host and on a device, and compares the results of each step. */
 #define _GNU_SOURCE
 #include "tests/gpu/training.h"
 
@@ -85,7 +85,8 @@ static cudaStream_t find_stream(const struct learner *learner, int attempt) {
   return form == DEFAULT_STREAM ? NULL : learner->streams[form == TWO_STREAMS ? attempt % 2 : 0];
 }
 
-/* Steps on two streams use the same gradients, which are set before the first step. */
+/* Copies an attempt's gradients to the tensors. With two streams all steps use the gradients that
+ * are copied before the first step. */
 static void prepare_gradients(struct learner *learner, int attempt) {
   cudaStream_t stream = find_stream(learner, attempt);
   const bool once = learner->what->form == TWO_STREAMS;
@@ -95,7 +96,8 @@ static void prepare_gradients(struct learner *learner, int attempt) {
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
-/* Reports ready gradients, in another order on each rank. In some attempts some are left out. */
+/* Reports gradients as ready, in a different order on each rank. In some attempts some gradients
+ * are not reported. */
 static void report_ready_tensors(struct learner *learner, int attempt) {
   const bool without = is_without_stream(learner, attempt);
   const size_t turn = attempt % 2 ? (size_t)(learner->rank + attempt) : 0;
@@ -108,7 +110,8 @@ static void report_ready_tensors(struct learner *learner, int attempt) {
   }
 }
 
-/* Makes a step in parts. In the same step another rank may make it by a single call. */
+/* Makes a step in parts (begin, ready, step). Other ranks may make the same step by a single
+ * call. */
 static void make_step_in_parts(struct learner *learner, int attempt) {
   const float rate = training_rate_of(attempt);
   if (!learner->device || !(learner->what->traits & IN_PARTS) || (attempt + learner->rank) % 5 == 3)
@@ -159,7 +162,8 @@ void training_record_case(const struct training_case *what, const struct gpu_ran
   learner_close(&learner);
 }
 
-/* A step on a stream may return before it is known whether it is skipped. */
+/* Checks the status of a step. A step on a stream may return ONEBIT_OK before the library knows
+ * that it is skipped. */
 static void check_status_of(const struct learner *learner, int attempt, onebit_status_t got,
                             onebit_status_t wanted) {
   const bool early = !is_without_stream(learner, attempt) && got == ONEBIT_OK;
@@ -167,7 +171,8 @@ static void check_status_of(const struct learner *learner, int attempt, onebit_s
         (int)wanted, onebit_last_error());
 }
 
-/* Checks the status that this optimizer's steps on streams have together. */
+/* Checks that onebit_optimizer_synchronize returns the common status of this optimizer's steps on
+ * streams. */
 static void check_outcome(const struct learner *learner, const struct training_record *record,
                           int first, int end) {
   onebit_status_t wanted = ONEBIT_OK;
@@ -191,7 +196,8 @@ static void check_numbers(const struct learner *learner, const struct training_r
 static void check_record(struct learner *learner, const struct training_record *record, int first) {
   const int attempts = training_attempts(learner->what), last = attempts - 1;
   check_outcome(learner, record, first, attempts);
-  fetch_parameters(learner, last); /* the wait above was for the steps, not for the copies */
+  fetch_parameters(learner, last); /* the synchronisation above waits for the steps, but not for
+                                    * these copies */
   CHECK_CUDA(cudaDeviceSynchronize());
   for (int attempt = 0; attempt <= last; attempt++)
     if (attempt == last || learner->what->form != TWO_STREAMS)
@@ -203,8 +209,8 @@ static void check_record(struct learner *learner, const struct training_record *
   check_numbers(learner, record);
 }
 
-/* Replaces the optimizer by another one that loads its checkpoint. The data that was fetched before
- * stays. */
+/* Replaces the optimizer by a new one that loads its checkpoint. Parameters that were fetched
+ * before stay unchanged. */
 static bool replace_optimizer(struct learner *learner, const struct training_record *record,
                               int attempt) {
   const int last = training_attempts(learner->what) - 1;

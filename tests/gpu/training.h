@@ -1,5 +1,5 @@
 /*
- * Short trainings. They are recorded on the host, and must give the same bits on a device.
+ * Short training runs. Each is recorded on the host, and must give the same bits on a device.
  */
 #ifndef ONEBIT_TESTS_GPU_TRAINING_H
 #define ONEBIT_TESTS_GPU_TRAINING_H
@@ -9,13 +9,13 @@
 
 #define TRAINING_TENSORS    6
 #define TRAINING_ELEMENTS   7090
-#define TRAINING_ATTEMPTS   14 /* steps, unless the case says otherwise; some are skipped */
+#define TRAINING_ATTEMPTS   14 /* default number of steps, including skipped ones */
 #define TRAINING_MOST       30
 #define TRAINING_RANKS      4
 #define TRAINING_MOST_RANKS 6 /* in tests with several hosts */
 
-/* The form of the steps: on one stream; on two streams alternately; on the default stream; without
- * a stream; or on a stream, with every third step made without one. */
+/* The streams of the steps: one stream; two streams alternately; the default stream; no stream; or
+ * one stream, except for every third step, which has none. */
 enum training_form {
   ONE_STREAM,
   TWO_STREAMS,
@@ -29,19 +29,19 @@ enum training_form {
 enum {
   PLAIN_TENSOR = 1,    /* the third tensor stays uncompressed */
   TABLES = 64,         /* all tensors except the third are tables of embeddings */
-  NO_GRADIENT = 2,     /* in every third attempt odd ranks have no gradient of the fourth tensor */
+  NO_GRADIENT = 2,     /* in every third attempt the fourth tensor has no gradient on odd ranks */
   SAVED_ANEW = 4,      /* after two thirds of the steps another optimizer loads the saved state */
   WITHOUT_SCALE = 8,   /* gradients are not multiplied by the loss scale */
-  RATE_ON_DEVICE = 32, /* the learning rate is in memory of the device (test_graphs.c) */
-  IN_PARTS = 16,       /* on a device most steps are made in parts, which report gradients as
-                        * ready */
+  RATE_ON_DEVICE = 32, /* the learning rate is in device memory (test_graphs.c) */
+  IN_PARTS = 16,       /* on a device most steps are made in parts, and report gradients as they
+                        * become ready */
 };
 
 struct training_case {
   const char *name;
   struct any_case optimizer;
   enum training_form form;
-  uint32_t poison; /* one bit per attempt: in that attempt a gradient of the last rank is NaN */
+  uint32_t poison; /* bit k: in attempt k a gradient of the last rank is NaN */
   unsigned traits;
   int attempts;
 };
@@ -60,20 +60,20 @@ struct training_record {
   unsigned char parameters[TRAINING_MOST_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
   onebit_status_t status[TRAINING_MOST_RANKS][TRAINING_MOST];
   onebit_optimizer_info_t info[TRAINING_MOST_RANKS][TRAINING_MOST];
-  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* 1-bit LAMB's numbers of each tensor
-                                                             * at the end */
+  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* 1-bit LAMB's coefficient and factor
+                                                             * of each tensor after the last step */
   char directory[GPU_PATH];                                 /* for checkpoints */
 };
 
-/* A rank's tensors and their optimizer. Tensor sizes are close to a word or a block, or zero. On a
- * device parameters are not aligned to 16 bytes. */
+/* A rank's tensors and their optimizer. Tensor sizes are zero, or close to the size of a word or
+ * block. On a device, parameters are not aligned to 16 bytes. */
 struct learner {
   const struct training_case *what;
   onebit_comm_t comm;
   int rank, size;
   bool device;
   onebit_dtype_t gradient_dtype, parameter_dtype;
-  char *memory, *parameters, *gradients; /* the latter two are parts of memory */
+  char *memory, *parameters, *gradients; /* memory contains parameters and gradients */
   char *sent, *fetched;                  /* pinned: gradients and parameters of each attempt */
   cudaStream_t streams[2];
   onebit_tensor_t tensors[TRAINING_TENSORS];
@@ -92,8 +92,8 @@ bool learner_open(struct learner *learner, const struct training_case *what,
                   const struct gpu_rank *self, bool device);
 void learner_close(struct learner *learner);
 
-/* Saves the optimizer, and continues with another optimizer. The new one is created with other
- * parameters and loads the saved state. */
+/* Saves the optimizer, and replaces it by a new one, which is created with other parameters and
+ * loads the saved state. */
 bool learner_replace(struct learner *learner, const char *directory);
 
 size_t learner_parameter_bytes(const struct learner *learner);
@@ -107,7 +107,8 @@ void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream);
 
 /* --- Cases (training.c) */
 
-/* Runs a case on one rank, and records it or compares it. */
+/* Run a case on one rank. The first function records the results, and the second compares them with
+ * the record. */
 void training_record_case(const struct training_case *what, const struct gpu_rank *self,
                           struct training_record *record);
 void training_compare_case(const struct training_case *what, const struct gpu_rank *self,
@@ -128,10 +129,11 @@ struct training_table {
   /* Runs case k on one rank. A run on the host is recorded; a run on a device is compared with the
    * record. */
   void (*run)(const void *cases, size_t k, const struct gpu_rank *self, bool device, void *record);
-  /* True if the ranks on a device save in case k; saving is collective. */
+  /* True if ranks on a device save a checkpoint in case k. Saving is collective, so such a case
+   * cannot run on host and device together. */
   bool (*saves)(const void *cases, size_t k);
-  /* Reports a failure if a rank on the host has other parameters in a job with devices than in a
-   * job without them. */
+  /* Reports a failure if a rank on the host gets other parameters when some of the other ranks are
+   * on devices. */
   void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
 

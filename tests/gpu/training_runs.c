@@ -1,4 +1,4 @@
-/* Learners, and tables of their trainings over each transport. */
+/* Creates learners, and runs tables of training cases over each transport. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdint.h>
@@ -41,9 +41,9 @@ static float gradient_scale(const struct learner *learner) {
   return (float)scale;
 }
 
-/* With two streams no change of the gradients may order the steps, so the gradients stay the same
- * in all steps. Each element is stored only once, since a copy of the same gradients to the device
- * may still be reading them. */
+/* Computes the gradients of an attempt. With two streams they are the same in all steps: copying
+ * new gradients between steps would order the two streams. Each element is stored only once, since
+ * an earlier copy to the device may still be reading the array. */
 static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
   const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
   const onebit_dtype_t dtype = learner->gradient_dtype;
@@ -146,7 +146,7 @@ bool learner_open(struct learner *learner, const struct training_case *what,
                               .gradient_dtype = options->gradient_dtype,
                               .parameter_dtype = options->parameter_dtype};
   if (!allocate_memory(learner))
-    exit(2); /* exits because the other ranks would wait for this one */
+    exit(2); /* ends the process, since the other ranks would wait for this one */
   place_tensors(learner);
   draw_parameters(learner, 99);
   return CHECK_STATUS(create_optimizer(learner), ONEBIT_OK);
@@ -247,7 +247,7 @@ static void compare_cases(const struct gpu_rank *self, void *context) {
   run_cases(context, self, true);
 }
 
-/* For each number of ranks, records the trainings on the host and runs `compare` with the
+/* For each number of ranks, records the training cases on the host, and runs `compare` with the
  * records. */
 static void compare_sizes(const struct training_table *table, int first, int last,
                           plan_ranks *ranks, gpu_rank_body *compare) {

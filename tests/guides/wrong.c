@@ -28,7 +28,7 @@ static void note_status(struct rank *rank, onebit_status_t status) {
            status == ONEBIT_OK ? "no words" : onebit_last_error());
 }
 
-/* Creates an optimizer and makes a step. Stores the first error. */
+/* Creates an optimizer and makes a step, and stores the first error message. */
 static void make_step(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   onebit_status_t status =

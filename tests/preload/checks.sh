@@ -40,7 +40,7 @@ check_settings() {
 
 # Checks the report in JSON of a program that sums 20000 and 20001 elements, 40 times each.
 check_report() { # ASSERTIONS: Python about the report r and its tensors t
-  expect_no_output err 'in all'
+  expect_no_output err 'in total'
   command -v python3 >/dev/null || return 0
   python3 - "$work/report.json" <<PY || report_failure "the JSON is not: $(cat "$work/report.json")"
 import json, sys

@@ -1,5 +1,5 @@
-/* A program that is linked to onebit and also preloads it. Only one copy of the library must be
- * loaded, and the program sees that library's counters. */
+/* A program that is linked to onebit and runs with it preloaded. Only one copy of the library must
+ * be loaded, and the program must see this copy's counters. */
 #include <mpi.h>
 #include <stdio.h>
 

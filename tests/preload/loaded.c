@@ -1,10 +1,10 @@
 /*
- * Like Python, this program is linked neither to onebit nor to MPI; tests/scripts/check-preload
+ * A program that, like Python, is linked neither to onebit nor to MPI. tests/scripts/check-preload
  * runs it:
  *
  *   loaded LIBONEBIT                   prints the error of a process without MPI
  *   loaded LIBONEBIT LIBMPI            loads both without RTLD_GLOBAL, uses them, and closes them
- *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are libonebit-mpi.so's, which is closed too
+ *   loaded LIBONEBIT LIBMPI PRELOAD    the same, but libonebit-mpi.so defines MPI's calls
  */
 #include <dlfcn.h>
 #include <mpi.h>

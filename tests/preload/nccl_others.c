@@ -1,12 +1,13 @@
-/* Cases: calls that do not repeat or are not sums; streams, graphs and communicators. */
+/* Cases of nccl_program: calls that do not repeat, calls that are not sums, streams, graphs and
+ * communicators. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "tests/preload/nccl_program.h"
 
-/* In each step frees the buffer and allocates one for the next tensor, which has another count, at
- * the same address. */
+/* In each step sums a tensor in a new buffer and frees it. The next step's tensor has another
+ * count, and its buffer has the same address. */
 void sum_in_reused_buffer(void) {
   for (int step = 0; step < STEPS; step++) {
     int count = step < STEPS / 2 ? COUNT : COUNT - step;
@@ -18,7 +19,7 @@ void sum_in_reused_buffer(void) {
   }
 }
 
-/* Adds one rank's NaN. The sum is NaN on all ranks, and later steps are correct. */
+/* Makes one rank's input NaN. The sum must be NaN on all ranks, and later steps must be correct. */
 void sum_not_a_number(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {
@@ -68,8 +69,8 @@ void make_other_calls(void) {
   CUDA(cudaFree(whole)), CUDA(cudaFree(mine));
 }
 
-/* Gathers and scatters each rank's part, in place and with separate buffers. The gathered values of
- * different ranks differ in magnitude. */
+/* Makes allgathers and reduce-scatters, in place and with separate buffers. In an allgather the
+ * ranks' values differ in magnitude. */
 void gather_and_scatter(void) {
   const size_t bytes = COUNT * sizeof(float);
   float *all = device_memory((size_t)size * bytes), *part = device_memory(bytes);
@@ -93,7 +94,7 @@ void gather_and_scatter(void) {
   CUDA(cudaFree(all)), CUDA(cudaFree(part));
 }
 
-/* Makes an additional call in some steps, and changes the order of the calls after half of the
+/* Makes an additional call in some steps, and reverses the order of the calls after half of the
  * steps. */
 void change_order(void) {
   float *one = device_memory(COUNT * sizeof *one),
@@ -116,7 +117,7 @@ void change_order(void) {
   CUDA(cudaFree(one)), CUDA(cudaFree(other));
 }
 
-/* Uses two streams alternately. Each waits for the other. */
+/* Makes sums on two streams alternately. Each stream waits for the other one. */
 void alternate_streams(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   cudaStream_t both[2], before = stream;
@@ -137,7 +138,8 @@ void alternate_streams(void) {
   CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
 }
 
-/* Captures sums in a graph after a number of calls, with or without calls outside of the graph. */
+/* Captures a sum in a graph after `before` calls, and launches the graph in each step. If `beside`
+ * is true, makes every second sum outside of the graph instead. */
 static void capture_after(int before, bool beside) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   for (int step = 0; step < before; step++) {
@@ -165,8 +167,9 @@ void capture_sums(void) { capture_after(STEPS / 2, true); }
 /* Captures a graph before the ranks have agreed on anything. */
 void capture_early(void) { capture_after(0, false); }
 
-/* Makes three sums per step, two of which have the same length. Later makes them in a graph, where
- * two of them have other buffers. Some steps are still made outside of the graph. */
+/* Makes three sums per step, two of which have the same length. Later steps launch a graph of these
+ * sums, in which two sums have other buffers. Some later steps still make the sums outside of the
+ * graph. */
 void capture_several_sums(void) {
   float *each[5];
   cudaGraphExec_t ready = NULL;

@@ -5,8 +5,8 @@
  *
  * Each case checks its sums, which must be correct with and without a preloaded library. "Exact"
  * values have one magnitude and are the same on all ranks, so that one bit and a scale represent
- * them without loss. On the emulated device ranks are threads. Otherwise they are processes, each
- * of which is a host of its own to NCCL, so that they can share a GPU.
+ * them without loss. On the emulated device ranks are threads. Otherwise they are processes with a
+ * host name each (NCCL_HOSTID), so that NCCL lets them share a GPU.
  */
 #define _DEFAULT_SOURCE
 #include "tests/preload/nccl_program.h"
@@ -158,7 +158,7 @@ static void break_link(void) {
   for (int call = 0; call < 2; call++) {
     ncclAllReduce(mine, all, COUNT, ncclFloat, ncclSum, comm, stream);
     do {
-      cudaStreamQuery(stream); /* runs an operation, so that the wait makes progress */
+      cudaStreamQuery(stream); /* makes the emulated device run an operation */
       NCCL(ncclCommGetAsyncError(comm, &error));
     } while (error == ncclSuccess);
   }
@@ -170,8 +170,8 @@ static void break_link(void) {
 static void break_link(void) {}
 #endif
 
-/* Makes no call on the last rank. The other ranks get an error when they must agree with the last
- * rank. */
+/* Makes sums on all ranks except the last. The other ranks must get an error as soon as they need
+ * the last rank's agreement. */
 static void leave_out_last_rank(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   ncclResult_t result = ncclSuccess;

@@ -27,13 +27,13 @@ void check_nccl(ncclResult_t result, const char *call);
 /* Returns zeroed memory of the device. */
 void *device_memory(size_t bytes);
 
-/* Copy between `host` and the device, and wait for the copy, because the host's memory is reused at
+/* Copy between `host` and the device, and wait for the copy, because `host` is used again at
  * once. */
 void copy_to_device(void *to, size_t bytes);
 void copy_from_device(const void *from, size_t bytes);
 
-/* exact_value returns the value of an element. fill_exact writes these values, times a factor, to
- * device memory. check_values compares an array with them. */
+/* exact_value returns element i of a step's values. fill_exact writes these values, times a factor,
+ * to device memory. check_values compares an array with them. */
 float exact_value(int step, int i);
 void fill_exact(float *to, int count, int step, float times);
 void check_values(const char *what, const float *from, int count, int step, float times);

@@ -1,4 +1,4 @@
-/* Cases: sums that repeat step by step, alone and in groups. */
+/* Cases of nccl_program: sums that every step repeats, alone and in groups. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -34,8 +34,8 @@ void sum_without_waiting(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Sums values that one bit does not represent exactly. Error feedback must add the error of one sum
- * to later sums. From step `captured_from` on the sum is made by a graph, with other buffers. */
+/* Sums values that one bit does not represent exactly. Error feedback must add the error of each
+ * sum to later sums. From step `captured_from` on, a graph makes the sum, with other buffers. */
 static void check_feedback(int captured_from) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   float *there = device_memory(COUNT * sizeof *there);
@@ -68,7 +68,7 @@ static void check_feedback(int captured_from) {
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
   left = sqrt(left / COUNT), signal = sqrt(signal / COUNT / STEPS);
-  if (left > 4 * signal) /* without feedback, every step would have an error of this size */
+  if (left > 4 * signal) /* without feedback, the error would grow with every step */
     fail("feedback", STEPS, 0, left, signal);
   free(drift);
   if (ready)
@@ -134,7 +134,7 @@ void sum_in_groups(void) {
   CUDA(cudaFree(to)), CUDA(cudaFree(from));
 }
 
-/* Makes more calls in a group than usual. */
+/* Makes 40 calls in a group, more than programs usually do. */
 void sum_in_large_group(void) {
   enum { CALLS = 40 };
   float *each[CALLS];
@@ -163,7 +163,8 @@ void sum_in_moved_buffers(void) {
   for (int step = 0; step < 3 * STEPS; step++) {
     int late = step > 3 * STEPS / 2, turn = step > STEPS / 2 && (rank == 0 || late) ? step % 3 : 0;
     float *mine = several[turn];
-    for (int i = 0; late && i < COUNT; i++) /* leaves a residual that the next step must not use */
+    for (int i = 0; late && i < COUNT; i++) /* these values leave a residual, which the next step
+                                             * must not add */
       host[i] = (float)((i * 37 + rank) % 101 - 50);
     if (late) {
       copy_to_device(mine, COUNT * sizeof *mine);
@@ -183,8 +184,8 @@ void sum_in_moved_buffers(void) {
     CUDA(cudaFree(several[k]));
 }
 
-/* The residual of a tensor must not be added to another tensor in another buffer. Exact values in
- * the other tensor therefore stay exact. */
+/* Checks that a tensor's residual is not added to a new tensor in another buffer. Exact values in
+ * the new tensor must therefore give exact sums. */
 void sum_another_tensor(void) {
   float *usual = device_memory(COUNT * sizeof *usual), *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {

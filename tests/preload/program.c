@@ -55,7 +55,8 @@ static float *allocate_floats(size_t count) {
   return values;
 }
 
-/* Sums the same buffers in each step: two tensors, one of them in place, and a single number. */
+/* Sums the same buffers in each step: two tensors, one of which is summed in place, and a single
+ * number. */
 static void sum_steadily(void) {
   static float mine[COUNT], sum[COUNT], other[COUNT + 1];
   for (int step = 0; step < STEPS; step++) {
@@ -70,15 +71,16 @@ static void sum_steadily(void) {
   }
 }
 
-/* Does the same with more than one bit, where the product of level and scale is rounded. */
+/* Makes the sums of sum_steadily with more than one bit per element. The product of level and scale
+ * is then rounded. */
 static void sum_in_several_bits(void) {
   tolerance = 1e-5F;
   sum_steadily();
   tolerance = 0;
 }
 
-/* Sums values that one bit does not represent exactly. Later sums contain the error of earlier
- * ones, so the total over many steps differs from the true total only by the last residual. */
+/* Sums values that one bit does not represent exactly. Each sum contains the error of the previous
+ * one, so the total over many steps may differ from the true total only by the last residual. */
 static void sum_with_feedback(void) {
   static float mine[COUNT], sum[COUNT], drift[COUNT];
   double left = 0, signal = 0;
@@ -103,8 +105,8 @@ static void sum_with_feedback(void) {
     fail("feedback", STEPS, 0, sqrt(left / signal), 8);
 }
 
-/* Sums two tensors. The first needs more than one bit, because rank 0 has outliers in it. The
- * second is exact with one bit. */
+/* Sums two tensors. In the first, rank 0 has outliers, so it needs more than one bit. The second is
+ * exact with one bit. */
 static void sum_outlier(void) {
   enum { CALLS = 200 };
   static float mine[COUNT], sum[COUNT], drift[COUNT], easy[COUNT + 1];
@@ -145,7 +147,7 @@ static void sum_integers(void) {
   }
 }
 
-/* In each step frees the buffers and allocates others at another address. */
+/* Frees the buffers in each step and allocates new ones at another address. */
 static void sum_in_new_buffers(void) {
   void *spacer = NULL;
   for (int step = 0; step < STEPS; step++) {
@@ -270,7 +272,7 @@ static void gather_and_scatter(void) {
   free(mine), free(all);
 }
 
-/* ---- MPI 4's calls with long counts; a program may use them even if the MPI library has none
+/* ---- MPI 4's calls with MPI_Count; a program may use them even if the MPI library lacks them
  * ---- */
 
 typedef int allreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm);
@@ -303,8 +305,8 @@ static void sum_long_counts(void) {
   }
 }
 
-/* Calls an MPI library that only prints the count that it gets, or an MPI library without such
- * calls. */
+/* Makes calls with a count of 3,000,000,000, on an MPI library that only prints the count, or on
+ * one without such calls. */
 static void pass_count_beyond_int(void) {
   const MPI_Count count = (MPI_Count)3000000000;
   float nothing = 0;
@@ -345,7 +347,8 @@ static void sum_in_threads(void) {
     MPI_Comm_free(&comm[t]);
 }
 
-/* Sums the gradients of a layer that is not trained: some blocks are zero, and others are not. */
+/* Sums gradients in which some blocks are zero, like the gradients of a layer that is not
+ * trained. */
 static void sum_zeros(void) {
   enum { ZEROS = COUNT + 3 };
   static float values[ZEROS], sums[ZEROS];

@@ -1,4 +1,4 @@
-/* The common part of the files of `program`. */
+/* Declarations that the source files of `program` share. */
 #ifndef ONEBIT_TESTS_PRELOAD_PROGRAM_H
 #define ONEBIT_TESTS_PRELOAD_PROGRAM_H
 
@@ -11,8 +11,8 @@ extern int rank, size;
 /* Prints the wrong element and ends the job. */
 void fail(const char *what, int step, int i, double is, double wanted);
 
-/* exact_value and fill_exact give the values of a step, which are equal on all ranks. check_sum
- * compares a sum over `ranks` ranks with them. */
+/* exact_value returns element i of a step's values, which are equal on all ranks. fill_exact writes
+ * all of them. check_sum checks the sum of these values over `ranks` ranks. */
 float exact_value(int step, int i);
 void fill_exact(float *values, int count, int step);
 void check_sum(const char *what, const float *values, int count, int step, int ranks);

@@ -1,6 +1,6 @@
 /*
  * Cases of `program`: nonblocking and persistent sums, calls that a preloaded library must not
- * change, and calls that it must notice.
+ * change, and calls that it must handle.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -65,7 +65,8 @@ void sum_nonblocking(void) {
   }
 }
 
-/* Never waits for its last request. MPI forbids this, but some programs do it. */
+/* Makes nonblocking sums and never waits for the last one. MPI forbids this, but some programs do
+ * it. */
 void leave_request_unfinished(void) {
   static float values[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;
@@ -93,7 +94,7 @@ void check_progress(void) {
   }
 }
 
-/* Puts a NaN into a blocking call, which is then dense, while other calls are in flight. */
+/* Makes a blocking call with a NaN, which is therefore dense, while other calls are in flight. */
 void mix_dense_and_compressed(void) {
   static float mine[COUNT], sum[COUNT], more[COUNT], most[COUNT];
   for (int step = 0; step < STEPS; step++) {

@@ -1,8 +1,8 @@
 /*
  * MPI programs whose sums are gradients or other data, for tests/scripts/check-preload. `streams
- * CASE...` prints a hash of every result. Unless something is compressed, the hash equals that of
- * the program without the library. A training also prints its final loss. Each case has a
- * communicator with the name of the case.
+ * CASE...` prints a hash of every result. Unless a call is compressed, the hash equals the hash
+ * without the library. A training case also prints its final loss. Each case uses a communicator
+ * with the case's name.
  */
 #include "tests/preload/streams.h"
 

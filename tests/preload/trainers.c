@@ -1,4 +1,5 @@
-/* Trainings, whose sums are gradients. They are cases of streams.c, and each prints its loss. */
+/* Training runs whose allreduces sum gradients. streams.c runs them as cases, and each prints its
+ * loss. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 
 #include "tests/preload/streams.h"
 
-/* ---- Trainings: a matrix learns a product from noisy samples ---- */
+/* ---- Training runs in which a matrix is fitted to noisy samples of a linear map ---- */
 
 enum { WIDE = 200, HIGH = 100, BATCH = 16 };
 
@@ -60,7 +61,8 @@ static float train_step(struct learner *learner, int adam) {
   sum_over_ranks(gradient, sum, COUNT);
   update_parameters(learner, sum, adam);
   float *spacer =
-      malloc((size_t)(draw_uniform() * 100000) + 1); /* gives the next buffers other addresses */
+      malloc((size_t)(draw_uniform() * 100000) + 1); /* makes the next allocations return other
+                                                      * addresses */
   free(gradient), free(sum), free(spacer);
   return loss;
 }
@@ -80,9 +82,9 @@ void train_with_sgd(void) {
   print_loss(last);
 }
 
-/* Trains two tensors of the same size alternately, like a policy and its critic. Each epoch makes
- * another number of steps with the first tensor. After each step a sum determines whether the epoch
- * continues. */
+/* Trains two tensors of the same size alternately, like a policy and its critic. The number of
+ * steps on the first tensor differs between epochs: after each step a sum determines whether the
+ * epoch continues. */
 void train_policy_and_critic(void) {
   struct learner one = make_learner(7), other = make_learner(8);
   float last = 0, bias[HIGH] = {0}, sum[HIGH];
@@ -113,9 +115,9 @@ static float largest_sum(float scale) {
   return largest;
 }
 
-/* Sums the gradients of a policy and of a critic, which are a thousand times as large. The critic's
- * first call looks like the policy's next call. The residual of the policy must not contain the
- * critic's error. */
+/* Sums the gradients of a policy, and of a critic whose gradients are a thousand times as large.
+ * The critic's first call looks like the policy's next call. The policy's residual must not contain
+ * the critic's error. */
 void sum_like_policy_and_critic(void) {
   float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
   for (int epoch = 0; epoch < 4; epoch++) {
@@ -134,8 +136,8 @@ void sum_like_policy_and_critic(void) {
            (double)(largest / (0.5F * (float)size)));
 }
 
-/* Two layers of the same size, with one gradient buffer each. The network learns the function of
- * another network. Samples are new in each step, or always the same. */
+/* A network of two layers of the same size, with one gradient buffer each. It is trained to compute
+ * the same function as another network. Samples are new in each step, or always the same. */
 struct network {
   float *first, *second, *gradients[2], *sums[2];
 };

@@ -1,5 +1,6 @@
-/* onebit-replay [--loopback] [--codec NAME] DIR...: runs recorded cases and prints one line per
- * case. Exit status: 0 if all cases are ok, 1 if some are not, 2 for a wrong command line. */
+/* onebit-replay [--loopback] [--codec NAME] DIR...: runs the recorded cases DIR and prints one line
+ * per case. The exit status is 0 if all cases are ok, 1 if some are not, 2 for a wrong command
+ * line. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /*
- * onebit-replay is a test program. It runs recorded cases on ranks that are threads, and compares
- * the library's results with the record.
+ * onebit-replay is a test program. It runs recorded cases on threads as ranks, and compares the
+ * library's results with the recorded ones.
  *
  * A recorded case is a directory with case.txt and arrays of little-endian float32. case.txt has a
- * line "key = value" for each number and option, by DeepSpeed's names.
+ * line "key = value" for each number and option, with DeepSpeed's option names.
  *
  *   allreduce            in.f32 [steps][world][count], out.f32 [steps][count]
  *   adam, lamb, zoadam   params0.f32 [total], grads.f32 [steps][world][total],
@@ -23,21 +23,23 @@ struct replay_case {
   const char *directory;
   enum replay_kind kind;
   size_t world, steps, params_ranks;
-  size_t count; /* elements in a buffer of one rank: allreduce's count, or the optimizers' total */
+  size_t count; /* elements of one rank's buffer: `count` of an allreduce, or `total` of an
+                 * optimizer */
   size_t tensors, tensor_counts[REPLAY_TENSORS];
   double learning_rate, betas[2], epsilon, weight_decay;
   double max_coefficient, min_coefficient, coefficient_beta, max_factor, min_factor, factor_change;
   size_t freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
-  const char *dense_steps; /* one digit per step; 1 if the gradient is averaged in full precision */
-  char *text;              /* case.txt, cut into lines */
+  const char *dense_steps;       /* one digit per step: 1 if the step averages gradients in full
+                            * precision */
+  char *text;                    /* case.txt, cut into lines */
   float *input, *output, *start; /* in.f32 or grads.f32, out.f32 or params.f32, params0.f32 */
 };
 
 struct replay_result {
   bool failed;
-  char error[REPLAY_ERROR]; /* why it failed */
+  char error[REPLAY_ERROR]; /* the reason of the failure */
   uint64_t values, exceptions;
-  uint64_t wild; /* number of exceptions that rounding does not explain */
+  uint64_t wild; /* the number of exceptions that rounding cannot explain */
   double worst;  /* the largest relative difference; infinite for a NaN */
   uint64_t hash; /* hash of a rank's results */
 };

@@ -1,5 +1,5 @@
-/* Reads a recorded case and runs it on its ranks. Each rank compares its results with the record.
- * The verdict is on the results of all ranks together. */
+/* Reads a recorded case and runs it on its ranks. Each rank compares its results with the recorded
+ * ones, and the comparisons of all ranks are added up. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 #include "onebit/onebit.h"
 #include "tests/replay/replay.h"
 
-/* ---- Reading a case: its arrays, and its text, in which every key is checked ---- */
+/* ---- Reading a case: its arrays, and case.txt, in which every key is checked ---- */
 
 #define REFUSE(file, format, ...)                                                                  \
   replay_fail(result, "%.300s/%s: " format, recorded->directory, file, __VA_ARGS__)
 
-/* Reads a file and appends a zero byte. If it fails, stores the reason and returns NULL. */
+/* Reads a file and appends a zero byte. If reading fails, stores the reason and returns NULL. */
 static char *read_file(const struct replay_case *recorded, const char *name, size_t *bytes,
                        struct replay_result *result) {
   char path[4096], *data = NULL;
@@ -45,8 +45,8 @@ static bool read_array(const struct replay_case *recorded, const char *name, siz
                                     bytes, wanted, rows, columns, recorded->count));
 }
 
-/* A line that cases of these kinds must have. low and high are the limits of an integer. For reals,
- * high is the number of values. */
+/* A key that case.txt must have for cases of these kinds. For integers, low and high are the
+ * limits. For reals, high is the number of values. */
 struct key {
   const char *name;
   enum { INTEGER, REALS, SHAPES, TEXT } type;
@@ -188,7 +188,7 @@ struct run {
   pthread_t thread;
   const struct replay_case *recorded;
   onebit_comm_t comm;
-  size_t rank, steps; /* steps made so far */
+  size_t rank, steps; /* steps: the number of steps made so far */
   struct replay_result result;
   float *gradient, *got, *before, *length; /* before: the parameters before the step */
   onebit_tensor_t tensors[REPLAY_TENSORS];
@@ -221,9 +221,9 @@ static double relative_difference(double got, double recorded, double offset) {
 /* Compares values with the record. A value is an exception if |difference| / (|recorded| + offset)
  * is above 1e-5. The offset is 0.1 for parameters (recorded_before is not NULL), and otherwise 0.
  * Implementations add up a norm in different orders, so a value near zero can get the other sign,
- * which error feedback corrects later. Therefore an exception of an allreduce may differ in its
- * sign. A parameter may differ by four times its longest update. Of the recorded update and ours,
- * the shorter one counts. */
+ * which error feedback corrects later. Therefore an exception is allowed in an allreduce if only
+ * the sign differs, and in a parameter if the difference is at most four times its longest update
+ * so far. The update of a step is the shorter one of the recorded update and ours. */
 static void compare_values(struct run *run, const float *recorded, const float *recorded_before) {
   struct replay_result *result = &run->result;
   for (size_t i = 0; i < run->recorded->count; i++) {
@@ -266,8 +266,8 @@ static void run_allreduce(struct run *run) {
   onebit_plan_destroy(plan);
 }
 
-/* Creates an optimizer. A freeze at step 0 is changed to a freeze at step 1. DeepSpeed has one step
- * of warm-up in this case, but in the library 0 has another meaning. */
+/* Creates an optimizer. The option 0 for the freeze step is changed to 1. DeepSpeed makes one
+ * warm-up step with 0, but in the library 0 means ONEBIT_FREEZE_AUTOMATIC. */
 #define CREATE(kind, KIND, freeze, ...)                                                            \
   do {                                                                                             \
     onebit_##kind##_options_t options = ONEBIT_##KIND##_OPTIONS_INIT;                              \
@@ -299,8 +299,9 @@ static bool create_optimizer(struct run *run, onebit_optimizer_t *optimizer) {
          options.local_step_clipper = recorded->local_step_clipper);
 }
 
-/* 1-bit Adam and LAMB average gradients in full precision during their warm-up; a single rank
- * always does. 0/1 Adam does so by its schedule, and its count of exchanges shows when. */
+/* Makes a step, and checks whether it averaged gradients in full precision. 1-bit Adam and LAMB do
+ * so during their warm-up, and always on a single rank. 0/1 Adam does so in some steps of its
+ * schedule, which its count of exchanges shows. */
 static bool make_step(struct run *run, onebit_optimizer_t optimizer) {
   const struct replay_case *recorded = run->recorded;
   const bool scheduled = recorded->kind == REPLAY_ZERO_ONE_ADAM;
@@ -346,7 +347,7 @@ static void *run_rank(void *argument) {
   const size_t count = run->recorded->count;
   float *memory = calloc(4 * count, sizeof *memory);
   if (!memory)
-    abort(); /* aborts because the other ranks would wait for this one */
+    abort(); /* ends the process, since the other ranks would wait for this one */
   run->gradient = memory, run->got = memory + count;
   run->before = run->got + count, run->length = run->before + count;
   (run->recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(run);
@@ -355,7 +356,8 @@ static void *run_rank(void *argument) {
   return NULL;
 }
 
-/* Adds the result of a rank. `separate` means that ranks have different parameters. */
+/* Adds a rank's result to the case's result. If `separate` is true, ranks have different
+ * parameters. */
 static void add_result(struct replay_result *whole, const struct run *run, bool separate) {
   const struct replay_result *one = &run->result;
   if (one->failed)
@@ -394,7 +396,7 @@ void replay_run(const char *directory, struct replay_result *result) {
   for (size_t r = 0; r < size; r++) {
     runs[r] = (struct run){.recorded = &recorded, .comm = comms[r], .rank = r};
     if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r]) != 0)
-      abort(); /* aborts because the ranks that run already would wait */
+      abort(); /* ends the process, since the ranks that run already would wait for the others */
   }
   for (size_t r = 0; r < size && pthread_join(runs[r].thread, NULL) == 0; r++)
     add_result(result, &runs[r], recorded.params_ranks > 1);

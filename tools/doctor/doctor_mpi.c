@@ -1,6 +1,6 @@
-/* onebit-tune --doctor: measures among ranks, judges the results, measures suspicious ones again,
- * and reports. One rank of each host, its leader, measures between hosts. The first leader has the
- * results. */
+/* onebit-tune --doctor: measures the hosts and the network, judges the results, repeats suspicious
+ * measurements, and prints the report. One rank of each host, its leader, measures between hosts.
+ * The first leader has the results. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <math.h>
 #include <mpi.h>
@@ -23,7 +23,7 @@ static struct doctor_load first_load; /* the load when the doctor began */
 
 static bool is_leader(void) { return team.leaders != MPI_COMM_NULL; }
 
-/* The best of repeated measurements counts, since noise only makes a result worse. */
+/* Keep the best of repeated measurements, since noise only makes a result worse. */
 static void keep_higher_rate(double *rate, double another) { *rate = fmax(*rate, another); }
 static void keep_shorter_time(double *time, double another) {
   if (another > 0 && (*time <= 0 || another < *time))
@@ -41,12 +41,12 @@ static void *doctor_allocate(size_t count, size_t bytes) {
 
 /* --- The cluster -------------------------------------------------------------------------------*/
 
-/* Returns whether idle ranks yield: the value of a C _Bool variable of Open MPI, or -1 if there is
- * none. */
+/* Returns 1 if idle ranks yield their CPU, 0 if not. Open MPI has a _Bool variable that says so;
+ * without this variable the result is -1. */
 static int read_yield_setting(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
-  _Bool value[16]; /* larger than the variable, in case MPI writes more bytes */
+  _Bool value[16]; /* larger than one _Bool, in case MPI writes more bytes */
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return -1;
   if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
@@ -67,8 +67,8 @@ static void read_library_name(void) {
   snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
-/* Returns the number of CPUs that the ranks of this host may use together; 0 if a cpu_set_t is too
- * small. */
+/* Returns the number of CPUs that the ranks of this host may use together, or 0 if the host has
+ * more CPUs than a cpu_set_t can hold. */
 static int count_usable_cpus(void) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -90,7 +90,7 @@ static void gather_hosts(void) {
   host.usable = count_usable_cpus();
   host.others = NAN;
   doctor_read_load(&first_load);
-  doctor_subtract(&host, &host); /* sets the bytes sent to 0: nothing is transferred yet */
+  doctor_subtract(&host, &host); /* sets the byte counters to 0, as before a transfer */
   if (is_leader())
     MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
   MPI_Bcast(facts.hosts, hosts * (int)sizeof host, MPI_BYTE, 0, team.local);
@@ -124,7 +124,8 @@ static double read_clock(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Compares each leader's clock with the first leader's. Both are read within milliseconds. */
+/* Compares each leader's clock with the first leader's clock. The two clocks are read within
+ * milliseconds of each other. */
 static void measure_clocks(void) {
   for (int h = 1; is_leader() && h < facts.host_count; h++) {
     double start = read_clock(), theirs;
@@ -138,9 +139,9 @@ static void measure_clocks(void) {
 }
 
 /* Passes a message round the ranks of a host for a quarter of a second. The scheduler's time slices
- * take some milliseconds, so the mean contains many whole slices. All ranks of a host take part:
- * two ranks alone might run at the same time for one slice, and make thousands of quick round
- * trips. These would hide the slices for which the two ranks wait afterwards. */
+ * take some milliseconds, so this time contains many whole slices. All ranks of a host take part.
+ * If only two ranks did, they might run at the same time for one slice, and make thousands of quick
+ * round trips. In the mean, these would hide the slices in which the two ranks wait for a CPU. */
 static void measure_local_hops(void) {
   double median, hop = 0;
   const int rank = team.local_rank, size = team.local_size;
@@ -156,8 +157,7 @@ static void measure_local_hops(void) {
 
 /* --- The transport that MPI uses ---------------------------------------------------------------*/
 
-/* The bulk transfer of 4 MiB takes 0.35 s at 100 Mbit/s. It is far larger than all other
- * traffic. */
+/* The bulk transfer sends 4 MiB, far more than all other traffic. At 100 Mbit/s it takes 0.35 s. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
 static void send_round_ring(int pieces) {
@@ -170,7 +170,7 @@ static void send_round_ring(int pieces) {
 }
 
 static void measure_carrier(void) {
-  const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count with a delay */
+  const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers update counters late */
   if (is_leader() && facts.host_count >= 2) {
     struct doctor_host before, after, *own = &facts.hosts[team.host];
     send_round_ring(1); /* MPI connects two ranks at their first message */
@@ -189,12 +189,12 @@ static void measure_carrier(void) {
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
 
 #define BANDWIDTH_SECONDS 0.15
-/* The largest number of rounds of pairs. At 0.35 s each, 16 rounds take five seconds. In a larger
- * cluster each host is measured with at most this many others. */
+/* The largest number of rounds of pairs. At 0.35 s each, 16 rounds take five seconds. In a cluster
+ * of more hosts, each host is measured with at most 16 other hosts. */
 enum { MAX_ROUNDS = 16 };
 
-/* Measures the rate of a stream of messages in Gbit/s, by the receiver's clock. The last message
- * has a first byte of 0. */
+/* Measures the rate of a stream of messages in Gbit/s, by the receiver's clock. The first byte of a
+ * message is 0 only in the last message. */
 static double measure_stream(int peer, bool sends) {
   static char piece[BYTES];
   double start = ob_seconds(), bytes = 0;
@@ -212,8 +212,8 @@ static double measure_stream(int peer, bool sends) {
   return rate;
 }
 
-/* Measures pairs of hosts. In round r two hosts are a pair if their numbers add up to r, modulo the
- * number of hosts: so any two hosts are a pair in exactly one round. One end measures the time. */
+/* Measures pairs of hosts. In round r, two hosts are a pair if the sum of their numbers is r,
+ * modulo the number of hosts. Therefore any two hosts are a pair in exactly one round. */
 static void measure_pairs(void) {
   const int hosts = facts.host_count, host = team.host;
   double *row = facts.bandwidth + host * hosts;
@@ -236,8 +236,8 @@ static void measure_pairs(void) {
 
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
 
-/* Measures with sockets. Returns the rate on the receiver, and 0 on the sender or if the connection
- * fails. */
+/* Measures the rate between two hosts with sockets. Returns the rate on the receiver, and 0 on the
+ * sender or if the connection fails. */
 static double measure_tcp(int subnet, int peer) {
   uint32_t own = doctor_find_interface(&facts, team.host, subnet)->address;
   uint16_t port = 0;
@@ -307,9 +307,10 @@ static const struct {
              {"pairs of hosts", measure_pairs},
              {"plain TCP", measure_subnets}};
 
-/* Suspicious measurements are repeated. Noise may lower a rate once, but rarely in each attempt. */
+/* The number of attempts, if measurements are suspicious. Noise may lower a rate in one attempt,
+ * but rarely in all of them. */
 enum { ATTEMPTS = 3 };
-#define LONG_ENOUGH 12.0 /* seconds: two attempts then end within half a minute */
+#define LONG_ENOUGH 12.0 /* seconds after which no attempt begins, to end within half a minute */
 
 static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
   for (int i = 0; i < diagnosis->count; i++)

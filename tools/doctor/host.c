@@ -13,21 +13,21 @@
 #include "base/process.h"
 #include "tools/doctor/doctor.h"
 
-/* Reads a value from a file: from the first line that matches a format with one conversion. False
- * if no line matches. */
+/* Reads a value from the first line of a file that matches a format with one conversion. Returns
+ * false if no line matches. */
 static bool doctor_host_read_value(const char *path, const char *format, void *value) {
   char line[256];
   bool found = false;
   FILE *file = fopen(path, "r");
-  while (file && !found && fgets(line, sizeof line, file)) /* fails for a link that is down */
+  while (file && !found && fgets(line, sizeof line, file)) /* reading fails if a link is down */
     found = sscanf(line, format, value) == 1;
   if (file)
     fclose(file);
   return found;
 }
 
-/* Reads the processors' counters. The limits are those of the cgroup that a container sees as its
- * root, in version 2 or 1. */
+/* Reads the processors' counters. The CPU limit is that of the cgroup that a container sees as its
+ * root, in cgroup version 2 or 1. */
 void doctor_read_load(struct doctor_load *load) {
   double ticks[8] = {0}, second = (double)sysconf(_SC_CLK_TCK);
   FILE *file = fopen("/proc/stat", "r");
@@ -85,8 +85,8 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
 }
 
-/* True if the interface is listed already. Its further addresses are left out: an interface has
- * only one set of counters. */
+/* True if the interface is listed already. An interface with several addresses is listed only with
+ * the first one, since it has only one set of counters. */
 static bool is_listed(const struct doctor_host *host, const char *name) {
   for (int i = 0; i < host->interface_count; i++)
     if (strcmp(host->interfaces[i].name, name) == 0)
@@ -116,7 +116,7 @@ void doctor_read_host(struct doctor_host *host) {
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after) {
   for (int i = 0; i < after->interface_count; i++) {
     struct doctor_interface *now = &after->interfaces[i];
-    uint64_t then = now->sent; /* the bytes that a new interface has sent do not count */
+    uint64_t then = now->sent; /* the result is 0 for an interface that is missing in `before` */
     for (int k = 0; k < before->interface_count; k++)
       if (strcmp(before->interfaces[k].name, now->name) == 0)
         then = before->interfaces[k].sent;
@@ -127,10 +127,10 @@ void doctor_subtract(const struct doctor_host *before, struct doctor_host *after
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
 
 #define SEND_SECONDS  0.3
-#define RECEIVE_LIMIT 10.0 /* seconds: at 10 Mbit/s the data in the kernel's buffers takes 4 s */
+#define RECEIVE_LIMIT 10.0 /* seconds: sending the kernel's buffers takes 4 s at 10 Mbit/s */
 enum {
-  CONNECT_LIMIT = 2, /* seconds to connect: a firewall may drop the packets */
-  PIECE = 256 << 10  /* the largest number of bytes of one call of send or recv */
+  CONNECT_LIMIT = 2, /* seconds to wait for a connection: a firewall may drop the packets */
+  PIECE = 256 << 10  /* bytes passed to one call of send or recv */
 };
 
 static struct sockaddr_in make_tcp_address(uint32_t address, uint16_t port) {
@@ -138,8 +138,8 @@ static struct sockaddr_in make_tcp_address(uint32_t address, uint16_t port) {
       .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(address)};
 }
 
-/* Opens a socket at an address of this host. Connecting, accepting, sending and receiving on it
- * time out. */
+/* Opens a socket at an address of this host. All operations on the socket have a timeout: connect,
+ * accept, send and receive. */
 static int open_socket(uint32_t own) {
   struct sockaddr_in address = make_tcp_address(own, 0);
   struct timeval sending = {.tv_sec = CONNECT_LIMIT}, receiving = {.tv_sec = CONNECT_LIMIT + 1};
@@ -178,8 +178,9 @@ void doctor_send(uint32_t own, uint32_t address, uint16_t port) {
     close(end);
 }
 
-/* Receives. The clock starts after the first bytes, which are not counted, and stops with the last
- * bytes. The connection has the same timeouts as the listener, since Linux copies them. */
+/* Receives until the sender closes the connection, and returns the rate. The time begins after the
+ * first bytes, which are not counted, and ends with the last bytes. The connection has the same
+ * timeouts as the listener, since Linux copies them. */
 double doctor_receive(int listener) {
   static char piece[PIECE];
   int end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);

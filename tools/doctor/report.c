@@ -10,7 +10,7 @@ const char *doctor_format_network(uint32_t address, uint32_t netmask, char text[
 
 /* --- Tables ------------------------------------------------------------------------------------*/
 
-/* The largest number of rows and columns of a table. More hosts are judged, but not printed. */
+/* The largest number of hosts in a table. Further hosts are judged, but not printed. */
 enum { TABLE_HOSTS = 16 };
 
 static int count_shown_hosts(const struct doctor_facts *facts) {
@@ -18,11 +18,10 @@ static int count_shown_hosts(const struct doctor_facts *facts) {
 }
 
 static void print_hosts(FILE *file, const struct doctor_facts *facts) {
-  fprintf(
-      file,
-      "\nRanks; CPUs that other programs use; a hop of a message that goes round the ranks of a "
-      "host, in us\n  %-16s %6s %6s %6s %6s %9s\n",
-      "host", "ranks", "CPUs", "usable", "others", "hop");
+  fprintf(file,
+          "\nRanks; CPUs that other programs use; time per hop of a message that goes round the "
+          "ranks of a host, in us\n  %-16s %6s %6s %6s %6s %9s\n",
+          "host", "ranks", "CPUs", "usable", "others", "hop");
   for (int h = 0; h < count_shown_hosts(facts); h++)
     fprintf(file, "  %-16s %6d %6d %6d %6.1f %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
             facts->hosts[h].cpus_online, facts->hosts[h].usable, facts->hosts[h].others,
@@ -51,8 +50,8 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
 static void print_subnets(FILE *file, const struct doctor_facts *facts) {
   char network[DOCTOR_ADDRESS];
   fprintf(file,
-          "\nSubnets that all hosts share; plain TCP in one stream, the fastest pair of hosts\n"
-          "  %-20s %10s  share of MPI's bytes\n",
+          "\nSubnets that all hosts share; rate of plain TCP in one stream, between the fastest "
+          "pair of hosts\n  %-20s %10s  share of MPI's bytes\n",
           "subnet", "TCP Gbit/s");
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *subnet = &facts->subnets[s];
@@ -62,8 +61,8 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
             subnet->tcp > 0 ? "" : "  no connection: a firewall?");
   }
   if (doctor_used_subnet(facts) < 0)
-    fprintf(file, "  MPI's traffic took none of them: the kernel did not count it (RDMA), or the "
-                  "hosts are\n  in different subnets; interfaces cannot be judged\n");
+    fprintf(file, "  MPI's traffic took none of these subnets: the kernel did not count it (RDMA), "
+                  "or the hosts\n  are in different subnets; interfaces cannot be judged\n");
 }
 
 static void print_bandwidths(FILE *file, const struct doctor_facts *facts) {
@@ -86,9 +85,9 @@ void doctor_print_facts(FILE *file, const struct doctor_facts *facts) {
   print_hosts(file, facts);
   print_interfaces(file, facts);
   if (facts->host_count < 2) {
-    fprintf(file, "\nOne host: which interface carries the traffic, the speed of the network, slow "
-                  "hosts\nand MTUs cannot be measured. Start ranks on two hosts or more "
-                  "for that.\n");
+    fprintf(file, "\nAll ranks are on one host, so the interface that carries the traffic, the "
+                  "network's speed, slow\nhosts and MTUs cannot be measured. Start ranks on two or "
+                  "more hosts to measure them.\n");
     return;
   }
   print_subnets(file, facts);

@@ -1,4 +1,5 @@
-/* Finds the subnets that all hosts share, and the part of the traffic that each of them carries. */
+/* Finds the subnets that all hosts share, and the fraction of the traffic that each subnet
+ * carries. */
 #include "tools/doctor/doctor.h"
 
 bool doctor_is_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
@@ -48,7 +49,7 @@ double doctor_traffic_part(const struct doctor_facts *facts, int host, int subne
     for (int i = 0; i < facts->hosts[h].interface_count; i++)
       sent += facts->hosts[h].interfaces[i].sent;
     if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* a host that sent so little did not use these interfaces for the bulk transfer */
+      continue; /* the bulk transfer did not use the interfaces of a host that sent so little */
     all += (double)sent;
     there += (double)doctor_find_interface(facts, h, subnet)->sent;
   }

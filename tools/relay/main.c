@@ -24,7 +24,7 @@
 #include "tools/relay/network.h"
 
 enum { DONE = 0, FAILED = 1 }; /* exit statuses, besides TOOL_USAGE */
-enum { HOSTS = 254, LONGEST = 65535, TURN = 64 /* packets of a host in its turn */ };
+enum { HOSTS = 254, LONGEST = 65535, TURN = 64 /* packets read from a host in one turn */ };
 
 struct options {
   double delay, loss;
@@ -35,8 +35,8 @@ struct options {
 
 struct relay {
   struct relay_network network;
-  struct pollfd files[HOSTS + 1]; /* the hosts' devices, and the commands */
-  uint32_t addresses[HOSTS];      /* the hosts' addresses, in the network's order */
+  struct pollfd files[HOSTS + 1]; /* the devices of the hosts, and the standard input */
+  uint32_t addresses[HOSTS];      /* the hosts' addresses, in network byte order */
   char line[128];                 /* the command that is being read */
   size_t line_bytes;
 };
@@ -44,14 +44,14 @@ struct relay {
 #define AT(field) offsetof(struct options, field)
 
 static const struct tool_option rows[] = {
-    {"delay", 0, TOOL_SECONDS, AT(delay), "TIME", "a packet's way from one link to another: 40ms",
-     .high = 60},
+    {"delay", 0, TOOL_SECONDS, AT(delay), "TIME",
+     "time of a packet from one link to another, e.g. 40ms", .high = 60},
     {"loss", 0, TOOL_REAL, AT(loss), "P", "percent of all packets that are lost by chance",
      .high = 100},
     {"queue", 0, TOOL_SIZE, AT(queue), "BYTES",
-     "what may wait for each way of a link (1M); the rest is lost", .low = 1},
-    {"seed", 0, TOOL_COUNT, AT(seed), "N", "of the losses; default 1", .low = 0},
-    {"interface", 0, TOOL_TEXT, AT(interface), "NAME", "of the devices (eth0)", .low = 0},
+     "bytes that may wait in each direction of a link (1M); more are lost", .low = 1},
+    {"seed", 0, TOOL_COUNT, AT(seed), "N", "seed of the random losses; default 1", .low = 0},
+    {"interface", 0, TOOL_TEXT, AT(interface), "NAME", "name of the devices (eth0)", .low = 0},
     {0},
 };
 
@@ -63,15 +63,15 @@ static const struct tool tool = {
         "losses. Each NAMESPACE, a file such as /run/netns/NAME, gets a TUN device, which is to\n"
         "be given ADDRESS; its link sends and receives at RATE: 10mbit, or none: no limit.\n",
     .options = rows,
-    .notes =
-        "Prints \"ready\" when there are all devices, and ends when its standard input does. What\n"
-        "it reads there are commands, each answered with \"ok\" or a line that says what is bad:\n"
-        "  rate N RATE           of the link of the N-th host\n"
-        "  vanish N, return N    nothing comes from it and goes to it any more, or again\n"
-        "  down N, up N          the same, and the host sees it, as it sees a pulled cable\n"
-        "Needs root. What it models: a packet waits until those before it have left the sender's\n"
-        "link at its rate, needs the delay, is lost by chance, and waits for the receiver's link;\n"
-        "each way of a link has a queue. No jitter, no losses in bursts, nothing out of order.\n",
+    .notes = "Prints \"ready\" when all devices exist, and ends when its standard input ends. It "
+             "reads\ncommands there, and answers each one with \"ok\" or with a line that names "
+             "the error:\n  rate N RATE           sets the rate of the N-th host's link\n  vanish "
+             "N, return N    stops all packets from and to the N-th host, or lets them pass "
+             "again\n  down N, up N          does the same, but the host notices it, as it notices "
+             "a pulled cable\nNeeds root. The model: a packet waits until earlier packets have "
+             "left the sender's link at\nits rate, takes the delay, may be lost by chance, and "
+             "waits for the receiver's link. Each\ndirection of a link has a queue. There is no "
+             "jitter, no burst of losses, and no reordering.\n",
     .operands = true,
 };
 
@@ -83,7 +83,8 @@ static uint64_t read_nanoseconds(void) {
 
 /* --- Devices -----------------------------------------------------------------------------------*/
 
-/* Creates a TUN device in a namespace, which then owns the device. Returns its file, or -1. */
+/* Creates a TUN device in a namespace, and returns to the namespace `own`. Returns the device's
+ * file descriptor, or -1. */
 static int create_device(const char *namespace, const char *name, int own) {
   struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
   snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
@@ -96,7 +97,8 @@ static int create_device(const char *namespace, const char *name, int own) {
     }
   }
   if (file < 0)
-    tool_print_error(tool.name, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
+    tool_print_error(tool.name, "%s: cannot create the TUN device %s: %s", namespace, name,
+                     strerror(errno));
   if (in >= 0)
     close(in);
   if (setns(own, CLONE_NEWNET) != 0)
@@ -109,7 +111,7 @@ static bool parse_rate(const char *text, double *rate) {
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* Parses NAMESPACE=ADDRESS=RATE. Ends the text after NAMESPACE if it is right. */
+/* Parses NAMESPACE=ADDRESS=RATE. If the text is valid, ends it after NAMESPACE. */
 static bool parse_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *at = rate ? memrchr(text, '=', (size_t)(rate - text)) : NULL;
   char address[INET_ADDRSTRLEN] = "";
@@ -179,7 +181,7 @@ static const char *run_command(struct relay *relay, const char *line) {
   return NULL;
 }
 
-/* Reads and runs commands. False: the input has ended. */
+/* Reads and runs commands. Returns false if the input has ended. */
 static bool read_commands(struct relay *relay) {
   char *line = relay->line, *end;
   ssize_t bytes =
@@ -220,7 +222,7 @@ static void run_relay(struct relay *relay) {
   }
 }
 
-/* Creates all devices. False after an error message. */
+/* Creates all devices. On failure prints an error message and returns false. */
 static bool create_devices(struct relay *relay, char **hosts, const struct options *options) {
   int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), host = 0;
   bool well = own >= 0;
@@ -255,8 +257,7 @@ int main(int argc, char **argv) {
       return tool_print_answer(&tool, TOOL_WRONG, wrong);
   if (!create_devices(&relay, argv + 1, &options))
     return FAILED;
-  /* Sets a higher priority than that of the programs whose packets the relay carries, if
-   * permitted. */
+  /* If permitted, gives the relay a higher priority than the programs whose packets it carries. */
   (void)setpriority(PRIO_PROCESS, 0, -10);
   puts("ready");
   fflush(stdout);

@@ -41,7 +41,7 @@ void relay_network_destroy(struct relay_network *network) {
   network->links = NULL;
 }
 
-/* Draws a number from 0 to 1. Steele, Lea, Flood 2014: SplitMix64. */
+/* Draws a number from 0 to 1 with SplitMix64 (Steele, Lea, Flood 2014). */
 static double draw_random(struct relay_network *network) {
   uint64_t z = network->seed += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -49,8 +49,9 @@ static double draw_random(struct relay_network *network) {
   return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Passes a packet through one direction of a link, which is free from *free on. packet->time
- * becomes the time when the packet has left the link. False: the queue is full. */
+/* Passes a packet through one direction of a link, which has sent all earlier packets at time
+ * *free. packet->time becomes the time when the packet has left the link. Returns false if the
+ * queue is full. */
 static bool pass_through_link(const struct relay_network *network, double rate, uint64_t *free,
                               struct relay_packet *packet) {
   if (rate <= 0)
@@ -79,8 +80,8 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
   push_packet(&source->flying, packet);
 }
 
-/* Returns the host whose queue has the packet with the earliest time; -1 if all queues are
- * empty. */
+/* Returns the host whose queue (`leaving` or `flying`) has the packet with the earliest time, or -1
+ * if all these queues are empty. */
 static int find_earliest(const struct relay_network *network, bool leaving) {
   uint64_t best = RELAY_NEVER;
   int at = -1;
@@ -95,7 +96,7 @@ static int find_earliest(const struct relay_network *network, bool leaving) {
   return at;
 }
 
-/* Passes a packet to the queue of the receiving host's link. The packet may be lost. */
+/* Passes a packet to the queue of the receiving host's link, unless the packet is lost. */
 static void deliver_packet(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
   if (draw_random(network) >= network->loss &&

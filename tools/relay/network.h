@@ -1,14 +1,14 @@
 /*
  * Models a network of hosts. Each host has its own link to a common centre, as sites have to the
- * internet. The model reads no clock: its callers pass the time, so that tests can set it.
+ * internet. The model reads no clock: callers pass the time, so that tests can choose it.
  *
  *   host --> queue --> rate, up --> delay --> loss --> queue --> rate, down --> host
  *
- * A packet waits until the packets before it have left the link at its rate, takes the delay, and
- * may be lost by chance. It then waits again for the link of the receiving host. A packet that
- * finds a queue full is lost. Delay and probability of loss are the same for all packets. There is
- * no jitter, packets stay in order, losses are independent, and the network between the links has
- * no limit.
+ * A packet waits until earlier packets have left the sender's link at the link's rate, takes the
+ * delay, and may be lost by chance. It then waits again for the link of the receiving host. A
+ * packet is also lost if it arrives at a full queue. All packets have the same delay and the same
+ * probability of loss. There is no jitter, packets stay in order, losses are independent, and the
+ * network between the links has no limit.
  */
 #ifndef TOOLS_RELAY_NETWORK_H
 #define TOOLS_RELAY_NETWORK_H
@@ -17,13 +17,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes that a link carries in addition to each packet: the Ethernet header, which tc's token
- * bucket counts too. */
+/* Bytes that a link carries in addition to each packet: those of the Ethernet header, which tc's
+ * token bucket filter counts too. */
 #define RELAY_HEADER 14
 
 #define RELAY_NEVER UINT64_MAX
 
-/* Times are nanoseconds. */
+/* A packet under way. Times are in nanoseconds. */
 struct relay_packet {
   struct relay_packet *next;
   uint64_t time;
@@ -37,10 +37,10 @@ struct relay_queue {
 };
 
 struct relay_link {
-  double bytes_per_second;     /* 0: not limited */
-  uint64_t up_free, down_free; /* the time when the latest packet will have left */
-  struct relay_queue flying;   /* sent by this host, in the order of their arrival */
-  struct relay_queue leaving;  /* packets to this host, in the order of their arrival */
+  double bytes_per_second;     /* 0: no limit */
+  uint64_t up_free, down_free; /* when the latest packet will have left the link */
+  struct relay_queue flying;   /* packets from this host, in the order of arrival */
+  struct relay_queue leaving;  /* packets to this host, in the order of arrival */
   bool vanished;               /* no packet leaves or reaches the host */
 };
 
@@ -53,15 +53,15 @@ struct relay_network {
   uint64_t seed; /* the seed of the losses */
 };
 
-/* Allocates the links. The caller fills in their properties. False: no memory. */
+/* Allocates the links, whose properties the caller then sets. Returns false if out of memory. */
 bool relay_network_create(struct relay_network *network, int hosts);
 void relay_network_destroy(struct relay_network *network);
 
-/* Sends a host's packet, of which the function keeps a copy. `now` must never decrease. */
+/* Copies a packet and sends it from one host to another. `now` must never decrease. */
 void relay_network_send(struct relay_network *network, int from, int to, const void *data,
                         size_t bytes, uint64_t now);
 
-/* Returns a packet that has arrived, which the caller frees; NULL if none has arrived yet. */
+/* Returns the next packet that has arrived, which the caller frees, or NULL if there is none. */
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now);
 
 /* Returns the time of the next event, or RELAY_NEVER if no packet is under way. */

@@ -1,6 +1,6 @@
-/* Measures whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. The calls to which
- * the model is fitted come first; each is measured alone. Then the candidates are measured in turn
- * at several sizes, which shows the error of the model. */
+/* Measures whole calls of MPI_Allreduce, and of onebit_allreduce with each schedule. First it
+ * measures each call to which the model is fitted, alone. Then it measures the candidates (pairs of
+ * schedule and wire format) in turn at several sizes, which shows the error of the model. */
 #include <math.h>
 
 #include "base/memory.h"
@@ -10,8 +10,8 @@
 #include "tools/tune/run_mpi.h"
 #include "tools/tune/tune.h"
 
-/* The number of times that each point is measured. The best median counts, since a disturbance of
- * the machine may last longer than all calls of one point. */
+/* Each point is measured in this many turns, and the smallest median is used. A disturbance of the
+ * machine may last longer than all calls of one turn. */
 #define TURNS     3
 #define MAX_CALLS 60
 
@@ -25,7 +25,7 @@ struct contest {
   struct tune_run *run;
   onebit_comm_t comm;
   float *send, *receive;
-  size_t count; /* the number of calls that are measured in turn */
+  size_t count; /* the number of different calls that are measured in turn */
   struct tune_point point[OB_COST_CANDIDATES];
   onebit_plan_t plan[OB_COST_CANDIDATES];
   double times[OB_COST_CANDIDATES][MAX_CALLS];
@@ -37,8 +37,8 @@ static bool print_call_error(const struct contest *contest, const struct tune_po
   return false;
 }
 
-/* Adds a point, unless the library does not support it. After an error prints a message, and
- * returns false on all ranks. */
+/* Adds the call of a point, unless the library does not support it. After an error, prints a
+ * message and returns false on all ranks. */
 static bool add_call(struct contest *contest, struct tune_point point) {
   const struct ob_cost_task *task = &point.task;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -65,7 +65,7 @@ static bool add_call(struct contest *contest, struct tune_point point) {
   return true;
 }
 
-/* Measures the seconds of a call on the slowest rank. */
+/* Measures one call, in seconds on the slowest rank. */
 static bool time_call(const struct contest *contest, size_t k, double *seconds) {
   const struct tune_point *point = &contest->point[k];
   onebit_status_t status = ONEBIT_OK;
@@ -80,8 +80,8 @@ static bool time_call(const struct contest *contest, size_t k, double *seconds) 
   return status == ONEBIT_OK || print_call_error(contest, point);
 }
 
-/* Measures the calls in as many rounds as fit into the time, by the duration of the first round. A
- * new median replaces the earlier one if it is smaller. */
+/* Measures the calls in as many rounds as fit into `seconds`; the duration of the first round tells
+ * how many do. A new median replaces the earlier median if it is smaller. */
 static bool measure_contest(struct contest *contest, double seconds, int min_calls) {
   int calls = MAX_CALLS;
   for (int i = -1; contest->count && i < calls; i++) {
@@ -114,7 +114,7 @@ static bool begin_contest(struct tune_run *run, struct contest *contest) {
                               .send = ob_allocate(count, sizeof(float)),
                               .receive = ob_allocate(count, sizeof(float))};
   if (!tune_have_all_succeeded(contest->send && contest->receive)) {
-    tune_print_error("at least one rank has no memory for buffers of %zu bytes", 4 * count);
+    tune_print_error("at least one rank is out of memory for buffers of %zu bytes", 4 * count);
     return false;
   }
   tune_fill_random(contest->send, count, (uint64_t)run->team.rank + 1);
@@ -135,8 +135,9 @@ static struct tune_point make_point(const struct contest *contest, size_t bytes,
 
 #define POINT_SECONDS 0.2
 
-/* Points to measure: bytes as float32, smallest first; chunk 0: MPI_Allreduce. The point in 8 bits
- * sends so much that it measures the rate of the link, not the queue and the burst before it. */
+/* Points to measure: the size in bytes of float32, smallest first; chunk 0 means MPI_Allreduce. The
+ * point in 8 bits sends so much that its time depends on the rate of the link, and not on the queue
+ * and on the burst that a link lets through at once. */
 static const struct wanted {
   size_t bytes, chunk;
   onebit_schedule_t schedule;
@@ -176,7 +177,7 @@ static const struct wanted {
     BITS(16 << 20, 65536, HIERARCHICAL),
 };
 
-/* Measures one point alone. Its time stays INFINITY if the call is not supported. */
+/* Measures one point alone. If the call is not supported, the point's time stays INFINITY. */
 static bool measure_point(struct contest *contest, struct tune_point *point) {
   bool well = add_call(contest, *point) && measure_contest(contest, POINT_SECONDS, 2);
   if (contest->count)
@@ -205,24 +206,25 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 
 /* --- Measurements that correct the model -------------------------------------------------------*/
 
-/* The seconds for one size in one turn, and the smallest number of calls of each candidate. */
+/* The seconds to measure one size in one turn, and the smallest number of calls of each
+ * candidate. */
 #define SIZE_SECONDS 0.5
 #define MIN_CALLS    3
 
-/* A candidate is not measured if the model predicts more than TOO_LONG seconds for it. Nor is it
- * measured if the model predicts more than HARDLY seconds and more than HOPELESS times the best
- * prediction: no correction could make it the choice. */
+/* A candidate is not measured if its predicted time is more than TOO_LONG seconds. It is also not
+ * measured if its predicted time is more than HARDLY seconds and more than HOPELESS times the
+ * shortest one, since no correction could then make it the fastest. */
 #define HOPELESS 4
 #define HARDLY   0.005
 #define TOO_LONG 1.5
 
-/* Sizes to measure, in bytes as float32. They are close together where another schedule becomes the
- * fastest. */
+/* Sizes to measure, in bytes of float32. They are close together where the fastest schedule
+ * changes. */
 static const size_t ladder[] = {64,      1024,    4096,    16384,   65536,    131072,  262144,
                                 1 << 19, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20};
 
-/* Sizes at which an exchange has several messages to each peer. The first chunk is preferred:
- * another chunk is chosen only if it is faster by more than noise. */
+/* Sizes at which an exchange sends several messages (chunks) to each peer. The first chunk size is
+ * preferred: another one is chosen only if it is faster by more than noise. */
 static const size_t chunk_sizes[] = {4 << 20, 16 << 20, 64 << 20};
 static const size_t chunks[] = {131072, 65536, 262144};
 #define WORTH 0.98
@@ -261,8 +263,8 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
   return well;
 }
 
-/* Finds the smallest ratio of measured to predicted time of each candidate at a size. The ratio
- * stays INFINITY if the candidate is not measured. */
+/* Updates the smallest ratio of measured to predicted time of each candidate at a size. If a
+ * candidate is not measured, its ratio stays INFINITY. */
 static bool measure_factors(struct contest *contest, size_t bytes,
                             double factors[OB_COST_CANDIDATES]) {
   struct tune_point points[OB_COST_CANDIDATES];
@@ -284,8 +286,8 @@ static bool measure_factors(struct contest *contest, size_t bytes,
   return well;
 }
 
-/* Measures the corrections. The factors are stored at the end: until then plans follow the
- * uncorrected model. */
+/* Measures the corrections. Stores the factors only at the end, so that plans use the uncorrected
+ * model during the measurements. */
 static bool measure_corrections(struct contest *contest) {
   double factors[COUNT(ladder)][OB_COST_CANDIDATES];
   bool well = true;
@@ -305,8 +307,8 @@ static bool measure_corrections(struct contest *contest) {
   return well;
 }
 
-/* Fits the model on one rank, since all ranks must use the same model. Then corrects it, and stores
- * for which cluster the corrections are valid. */
+/* Measures points, fits the model to them on rank 0, and sends it to all ranks, since they must use
+ * the same model. Then measures the corrections, unless hosts have different numbers of ranks. */
 bool tune_measure_calls(struct tune_run *run, struct tune_points *points) {
   static struct contest contest;
   bool well = begin_contest(run, &contest) && measure_points(&contest, points);

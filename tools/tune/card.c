@@ -1,5 +1,5 @@
-/* onebit-tune --predict --device cuda: predicts the time of a training step on GPUs, and prints
- * what compression would save. */
+/* onebit-tune --predict --device cuda: predicts the time of a training step on GPUs, and prints how
+ * much of it compression would save. */
 #include <math.h>
 #include <stdio.h>
 
@@ -9,41 +9,42 @@
 #define BLOCK ((double)OB_DEFAULT_BLOCK)
 #define BITS  (1.0 / 8 + 4 / BLOCK)
 
-/* The bytes an element that kernels read and write: cuda/compress.cu with momentum, cuda/reduce.cu
- * with the given number of members, cuda/passes.cu, and cuda/dense.cu. */
+/* The bytes per element that kernels read and write: those of cuda/compress.cu with momentum,
+ * cuda/reduce.cu with the given number of members, cuda/passes.cu, and cuda/dense.cu. */
 #define COMPRESS          12.26
 #define APPLY             12.13
 #define ADAM(of_gradient) (24.0 + (of_gradient))
 #define LOCAL             24.0 /* 0/1 Adam's local step */
 #define LOAD              8.0
-#define MEAN              4.0 /* reads this rank's share of every rank's data on the host */
+#define MEAN              4.0 /* reads this rank's segment of the data of all ranks on the host */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
-/* The bytes an element that Efficient-Adam reads and writes on a processor: gradient 4, second
- * moments 4, residual 8, momentum and bits 2, parameter 8. */
+/* The bytes per element that Efficient-Adam reads and writes on a processor: 4 of the gradient, 4
+ * of the second moments, 8 of the residual, 2 of momentum and bits, and 8 of the parameter. */
 #define STAGED 26.0
 
-/* The number of kernels of a call (conclude) and of each chunk (compress, seal, open, reduce, seal,
- * open, apply), as in tests/gpu/test_sizes.c. Inside a host the kernels load, seal, open, mean and
- * open are added. If a message has at most 8 runs of 1024 words, compress also seals it and reduce
- * also opens it, without separate kernels. */
+/* The number of kernels that run once in a call (conclude) and once per chunk (compress, seal,
+ * open, reduce, seal, open, apply), as in tests/gpu/test_sizes.c. The hierarchical schedule adds
+ * five kernels inside a host: load, seal, open, mean and open. If a message has at most 8 runs of
+ * 1024 words, compress also seals it and reduce also opens it, without separate kernels. */
 #define CALL_KERNELS        1
 #define CHUNK_KERNELS       7
 #define CHUNK_KERNELS_SHORT 4
 #define CHUNK_KERNELS_HOST  12
 #define SHORT               (8 * 1024 * 32 / (1 + 32 / BLOCK))
 
-/* The number of chunks of a plan over NCCL. More chunks would cost more than their overlap saves,
- * or exceed a window of dense messages. */
+/* Limit the number of chunks of a plan over NCCL. More chunks would cost more than their overlap
+ * saves, or would exceed a window of dense messages. */
 #define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
 #define MAX_CHUNKS            8
 #define ELEMENTS_A_CHUNK_HOST (2.0 * (1 << 20))
 #define MAX_CHUNKS_HOST       16
 
-/* The values of an NVIDIA H200. copy: a device-to-device copy, measured. launch, group: usual times
- * of a small kernel after another one on a stream, and of an NCCL group of a few messages over
- * NVLink. inside: NVLink 4, 18 links of 25 GB/s each way. latency: sockets between hosts, with an
- * interrupt and a switch. pcie: a copy over PCIe 5 in pieces. memory: eight channels of DDR5. */
+/* The values of an NVIDIA H200. copy: measured with a device-to-device copy. launch: the usual time
+ * of a small kernel that follows another kernel on a stream. group: the usual time of an NCCL group
+ * of a few messages over NVLink. inside: 18 links of NVLink 4, with 25 GB/s each way. latency: that
+ * of sockets between hosts, with an interrupt and a switch. pcie: a copy over PCIe 5 in pieces.
+ * memory: eight channels of DDR5. */
 const struct tune_card tune_card_default = {.copy = 4.3e12,
                                             .launch = 2.5e-6,
                                             .group = 10e-6,
@@ -75,8 +76,8 @@ static double wire_seconds(const struct tune_card *card, double inside, double h
   return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
 }
 
-/* Predicts the update by the dense allreduce that sends the fewest bytes: a ring inside a host, and
- * a tree between hosts. A ring through all ranks sends up to twice as many bytes. */
+/* Predicts the update with the dense allreduce that sends the fewest bytes: a ring inside each
+ * host, and a tree between hosts. A ring through all ranks would send up to twice as many bytes. */
 static struct tune_update predict_dense(const struct tune_card *card, const struct shape *shape,
                                         double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
@@ -92,9 +93,10 @@ static struct tune_update predict_dense(const struct tune_card *card, const stru
   return update;
 }
 
-/* Returns the update in chunks. The first chunk passes through both stages, kernels and messages.
- * For the other chunks the longer stage hides the shorter one. The result is applied only at the
- * end, when the device knows that all values are finite. */
+/* Returns the update if it runs in chunks. The kernels and the messages of the first chunk follow
+ * each other. For the other chunks, kernels and messages overlap, and only the longer time of the
+ * two counts. The result is applied at the end, when the device knows that all values are
+ * finite. */
 static struct tune_update overlap_chunks(const struct tune_card *card, double chunks,
                                          struct tune_update update, double apply) {
   const double launches = update.launches * card->launch, early = update.kernels + launches;
@@ -121,9 +123,9 @@ static struct tune_update predict_flat(const struct tune_card *card, const struc
   return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* Returns the hierarchical update. Gradients go as float32 to the rank of the host that sends them
- * on, bits go between hosts, and bits go to all ranks of the host. With n ranks on a host, each
- * rank compresses an n-th of the elements. */
+/* Predicts the update with the hierarchical schedule. Each rank of a host reduces and compresses an
+ * equal part of the elements. The ranks of the host send it their gradients as float32, then hosts
+ * exchange bits, and then each rank sends the resulting bits to the other ranks of its host. */
 static struct tune_update predict_hierarchical(const struct tune_card *card,
                                                const struct shape *shape) {
   const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
@@ -140,13 +142,13 @@ static struct tune_update predict_hierarchical(const struct tune_card *card,
   return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* Returns the update that the processors compute: gradients are copied to the host and parameters
- * back, and hosts exchange bits. With `shares` NCCL first reduces and scatters gradients inside the
- * host, so that each GPU has a share of them, and afterwards gathers the parameters. Nothing
+/* Predicts the update if the processors compute it: gradients are copied to the host, hosts
+ * exchange bits, and parameters are copied back. With `shares`, NCCL first does a reduce-scatter of
+ * the gradients among the GPUs of a host, and afterwards an allgather of the parameters. Nothing
  * overlaps. */
 static struct tune_update predict_staged(const struct tune_card *card, const struct shape *shape,
                                          bool shares) {
-  const double own = shares ? shape->n / shape->each : shape->n; /* elements of one GPU */
+  const double own = shares ? shape->n / shape->each : shape->n; /* elements that one GPU copies */
   const double near = shares ? (shape->each - 1) / shape->each * shape->n * (4 + 4) : 0;
   struct tune_update update = {
       .kernels = own * (4 + 4) / card->pcie + own * shape->each * STAGED / card->memory,
@@ -167,13 +169,13 @@ static struct tune_update predict_compressed(const struct tune_card *card,
   return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
 }
 
-/* Returns the mean of compressed, dense and local steps, weighted by the policy's shares of the
- * steps. */
+/* Predicts the mean update of a run with compressed, dense and local steps. The policy has the
+ * fraction of the steps of each kind. */
 static struct tune_update predict_mixed(const struct tune_card *card, const struct shape *shape,
                                         struct tune_policy policy) {
   const struct tune_update bits = predict_compressed(card, shape, TUNE_ZERO_ONE),
                            full = predict_dense(card, shape, 4);
-  const double none = 1 - policy.one_bit - policy.dense; /* local steps; no step has 8 bits */
+  const double none = 1 - policy.one_bit - policy.dense; /* local steps; none sends 8 bits */
   const double alone = card->launch + LOCAL * shape->n / card->copy;
 #define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
   return (struct tune_update){.kernels = MEAN_OF(kernels) + none * alone,
@@ -207,7 +209,7 @@ double tune_card_step(const struct tune_card *card, const struct tune_training *
 
 /* --- The printed text --------------------------------------------------------------------------*/
 
-/* The links of hosts if none is given: 10, 25 and 100 Gbit/s. */
+/* The links between hosts if the command line gives none: 10, 25 and 100 Gbit/s. */
 static const double usual_links[] = {1.25e9, 3.125e9, 12.5e9};
 #define USUAL_LINKS (sizeof usual_links / sizeof usual_links[0])
 
@@ -267,18 +269,18 @@ static double find_best_step(const struct network *network, enum tune_method fir
   return best;
 }
 
-/* Returns the speed-up of the faster compressed step over the faster dense step, of 32 or 16
- * bits. */
+/* Returns the speed-up of the fastest compressed step over the faster of the two dense steps, of 32
+ * and 16 bits. */
 static double find_speedup(const struct network *network, bool overlap) {
   return find_best_step(network, TUNE_DENSE, TUNE_HALF, overlap) /
          find_best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);
 }
 
-/* Returns the bandwidth of a link, in bytes a second, above which compression does not pay when it
- * is overlapped. 0: it pays at no bandwidth. */
+/* Returns the bandwidth of a link, in bytes per second, above which compression does not pay if the
+ * exchange overlaps with the computation. 0 means that it pays at no bandwidth. */
 static double find_break_even(struct network network) {
   double low = 1e4, high = 1e13;
-  for (int k = 0; k < 60; k++) { /* the precision of tune_break_even */
+  for (int k = 0; k < 60; k++) { /* as many as in tune_break_even */
     network.card.link = sqrt(low * high);
     *(find_speedup(&network, true) >= OB_STEP_WORTH ? &low : &high) = network.card.link;
   }
@@ -289,16 +291,17 @@ static void print_verdict(const struct network *network) {
   double apart = find_speedup(network, false), overlapped = find_speedup(network, true);
   printf("# Compression %s: %.2fx the steps of the better dense method, overlapped %.2fx.\n",
          overlapped >= OB_STEP_WORTH ? "pays"
-         : apart >= OB_STEP_WORTH    ? "pays only where nothing overlaps with the computation"
-                                     : "does not pay here",
+         : apart >= OB_STEP_WORTH
+             ? "pays only if the exchange does not overlap with the computation"
+             : "does not pay here",
          apart, overlapped);
   if (network->training.hosts == 1) {
     printf("# An allreduce alone gains nothing over bfloat16 inside a host: kernels take what "
            "messages save.\n# The gain is between hosts.\n");
     return;
   }
-  printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (OB_STEP_WORTH - 1),
-         TUNE_WORDS(TUNE_RATE, find_break_even(*network)));
+  printf("# Overlapped, compression brings %.0f %% or more on links below: %s.\n",
+         100 * (OB_STEP_WORTH - 1), TUNE_WORDS(TUNE_RATE, find_break_even(*network)));
 }
 
 static const struct tune_column card_columns[] = {

@@ -12,7 +12,7 @@
 
 #define AT(field) offsetof(struct tune_options, field)
 
-/* The modes of the program. Each is a bit in the groups of an option. */
+/* The modes of the program. The `groups` of an option have a bit for each mode that accepts it. */
 enum { MEASURE = 1, DOCTOR = 2, STEPS = 4, WHOLE = 8, CARDS = 16 };
 #define PREDICT (STEPS | WHOLE | CARDS)
 
@@ -20,94 +20,96 @@ static const char *const devices[] = {"host", "cuda", NULL};
 
 static const struct tool_option rows[] = {
     {"output", 0, TOOL_TEXT, AT(output), .argument = "PATH",
-     .help = "the file; else $ONEBIT_TUNING, $XDG_CONFIG_HOME/onebit/tuning or\n"
+     .help = "the file to write; default: $ONEBIT_TUNING,\n$XDG_CONFIG_HOME/onebit/tuning or "
              "~/.config/onebit/tuning",
      .groups = MEASURE},
-    {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "write no file", .groups = MEASURE},
+    {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "measure, but write no file", .groups = MEASURE},
     {.kind = TOOL_HEADING,
-     .help = "With --doctor, under mpirun or srun, the same way as the program in question: finds "
-             "out in\nhalf a minute whether measurements can be believed, which interface MPI's "
-             "traffic takes,\nwhether another one is faster or MPI is far below plain TCP, which "
-             "hosts are slow, and what\nthe kernel says: interfaces that are down, duplex, link "
-             "speed, MTU, bridges such as docker0,\na host's name at 127.0.1.1, clocks that "
-             "differ. It prints the causes first, and settings that\nhelp. A step that does not "
-             "end within a minute ends with a message, MPI_Init too."},
+     .help = "With --doctor, started by mpirun or srun in the same way as the program in question, "
+             "finds\nfaults of the network in half a minute: whether measurements are reliable, "
+             "which interface\nMPI's traffic takes, whether another interface is faster, whether "
+             "MPI is far slower than plain\nTCP, and which hosts are slow. It also reports what "
+             "the kernel says: interfaces that are down,\nduplex, link speed, MTU, bridges such as "
+             "docker0, a host's name at 127.0.1.1, clocks that\ndiffer. It prints the causes "
+             "first, with settings that help. If a step, even MPI_Init, does\nnot end within a "
+             "minute, the doctor prints a message and ends."},
     {"doctor", 0, TOOL_FLAG, AT(doctor), .help = "find what is wrong with the network"},
     {.kind = TOOL_HEADING,
-     .help =
-         "With --predict, measures nothing and needs no MPI: says what a step of training "
-         "takes in\nthe mean of a run: dense, with each one-bit optimizer and with onebit run in 8 "
-         "bits, beside\nwhat its bytes take at the rate of the link, and on which links that "
-         "pays."},
-    {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
-    {"parameters", 0, TOOL_REAL, AT(training.parameters), "N", "of the model: 340M, 1.5G", .low = 1,
-     .high = 1e14, .groups = PREDICT},
+     .help = "With --predict, measures nothing and needs no MPI. Prints the mean time of a "
+             "training step over\na run: dense, with each one-bit optimizer, and with onebit run "
+             "in 8 bits. Each time stands next\nto the time of its bytes at the link's rate, and "
+             "to the links on which compression pays."},
+    {"predict", 0, TOOL_FLAG, AT(predict),
+     .help = "predict; needs --parameters, --hosts and --compute"},
+    {"parameters", 0, TOOL_REAL, AT(training.parameters), "N",
+     "parameters of the model: 340M, 1.5G", .low = 1, .high = 1e14, .groups = PREDICT},
     {"hosts", 0, TOOL_INTEGER, AT(training.hosts), "N", "number of hosts", .low = 1, .high = 1e6,
      .groups = PREDICT},
     {"compute", 0, TOOL_SECONDS, AT(training.compute), "SECONDS",
-     "of a step without its exchange, of a rank that has a core to itself: 0.250,\n250ms",
+     "time of a step without its exchange, on a rank that has a core of its own:\n0.250, 250ms",
      .high = 1e6, .groups = PREDICT},
     {"ranks-per-host", 0, TOOL_INTEGER, AT(training.ranks_per_host), "N",
      "ranks on each host; default 1", .low = 1, .high = 1e4, .groups = PREDICT},
     {"bandwidth", 0, TOOL_RATE, AT(bandwidth), "RATE",
-     "of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13,
+     "rate of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13,
      .groups = PREDICT},
     {"latency", 0, TOOL_SECONDS, AT(latency), "SECONDS",
-     "one way: 50us; default: the tuning file's", .high = 10, .groups = PREDICT},
-    {"cores", 0, TOOL_REAL, AT(cores), "N", "of a host; default: the tuning file's", .low = 0.01,
-     .high = 1e5, .groups = STEPS | WHOLE},
+     "one-way latency: 50us; default: the tuning file's", .high = 10, .groups = PREDICT},
+    {"cores", 0, TOOL_REAL, AT(cores), "N", "cores per host; default: the tuning file's",
+     .low = 0.01, .high = 1e5, .groups = STEPS | WHOLE},
     {"shared-cores", 0, TOOL_REAL, AT(shared_cores), "N",
-     "that all hosts share, being one machine: containers, onebit-netlab", .low = 0.01, .high = 1e5,
-     .groups = STEPS | WHOLE},
+     "cores that all hosts share because they are one machine: containers,\nonebit-netlab",
+     .low = 0.01, .high = 1e5, .groups = STEPS | WHOLE},
     {"steps", 0, TOOL_REAL, AT(training.steps), "N",
-     "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12,
+     "steps of the whole run, including the warm-up; default 100000", .low = 1, .high = 1e12,
      .groups = PREDICT},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
-     .help = "another tuning file, also of another machine; 'none': the defaults",
+     .help = "another tuning file, even from another machine; 'none': the defaults",
      .groups = STEPS | WHOLE},
     {"warm-up", 0, TOOL_REAL, AT(training.warm_up), "SHARE",
-     "of the steps, before 1-bit Adam compresses; default 0.15, as published for\nBERT-Large",
+     "fraction of the steps before 1-bit Adam compresses; default 0.15, as\npublished for "
+     "BERT-Large",
      .high = 1, .groups = STEPS | CARDS},
-    {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables",
+    {"json", 0, TOOL_FLAG, AT(json), .help = "print one JSON object instead of tables",
      .groups = PREDICT},
     {.kind = TOOL_HEADING,
-     .help = "With --predict --whole-run, says what the whole run of --steps takes over a slow "
-             "network: with\nan exchange in each step, and with an outer step every H steps; and "
-             "which to choose: of those\nwithin 5 % of no network the one that changes training "
-             "least, or else the fastest. Without\n--bandwidth, for links of 10 Mbit/s to 10 "
-             "Gbit/s."},
-    {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included",
+     .help = "With --predict --whole-run, prints the time of a whole run of --steps over a slow "
+             "network: with\nan exchange in each step, and with an outer step every H steps. It "
+             "also chooses one of them: of\nthose within 5 % of the time without a network, the "
+             "one that changes training least; if there is\nnone, the fastest. Without "
+             "--bandwidth, it does so for links of 10 Mbit/s to 10 Gbit/s."},
+    {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "predict the whole run, including the warm-up",
      .groups = STEPS | WHOLE},
     {"local-steps", 0, TOOL_INTEGER, AT(wanted.local_steps), "H",
-     "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6,
+     "steps between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6,
      .groups = WHOLE},
     {"bits", 0, TOOL_CHOICE, AT(wanted.bits), "NAME",
-     "of the outer step: 1, 2, 4, 8, float32 or sparse (SparseLoCo's messages);\ndefault: 4 and 1",
+     "bits of the outer step: 1, 2, 4, 8, float32 or sparse (SparseLoCo's\nmessages); default: 4 "
+     "and 1",
      .names = tune_width_names, .groups = WHOLE},
-    {"fragments", 0, TOOL_INTEGER, AT(wanted.fragments), "F", "of the outer step; default: 1 and 4",
-     .low = 1, .high = 1e6, .groups = WHOLE},
+    {"fragments", 0, TOOL_INTEGER, AT(wanted.fragments), "F",
+     "fragments of the outer step; default: 1 and 4", .low = 1, .high = 1e6, .groups = WHOLE},
     {"delay", 0, TOOL_INTEGER, AT(wanted.delay), "N",
      "steps until a fragment is applied; default: 0 and H/F", .high = 1e6, .groups = WHOLE},
     {.kind = TOOL_HEADING,
-     .help =
-         "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
-         "from\ncounted bytes, launches and latencies, in one host and, without --bandwidth, "
-         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's; --latency is of an "
-         "NCCL "
-         "group between hosts,\ndefault 30us."},
-    {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices,
-     .groups = PREDICT},
+     .help = "With --predict --device cuda, ranks are GPUs that use NCCL, and are compared with "
+             "ncclAllReduce.\nThe times are computed from counted bytes, launches and latencies, "
+             "in one host and, without\n--bandwidth, between hosts at 10, 25 and 100 Gbit/s. The "
+             "figures are those of an H200; --latency\nis the latency of an NCCL group between "
+             "hosts, default 30us."},
+    {"device", 0, TOOL_CHOICE, AT(device), "NAME",
+     "device of the ranks: host or cuda; default host", .names = devices, .groups = PREDICT},
     {"copy-rate", 0, TOOL_REAL, AT(card.copy), "N",
-     "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18,
+     "bytes per second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18,
      .groups = CARDS},
     {"nvlink-rate", 0, TOOL_REAL, AT(card.inside), "N",
-     "bytes a second of a GPU to those of its host, each way; default 450G", .low = 1e6,
+     "bytes per second from a GPU to the others of its host, each way; default 450G", .low = 1e6,
      .high = 1e18, .groups = CARDS},
     {"pcie-rate", 0, TOOL_REAL, AT(card.pcie), "N",
-     "bytes a second of copies between a GPU and its host; default 25G", .low = 1e6, .high = 1e18,
+     "bytes per second of copies between a GPU and its host; default 25G", .low = 1e6, .high = 1e18,
      .groups = CARDS},
     {"memory-rate", 0, TOOL_REAL, AT(card.memory), "N",
-     "bytes a second that a host's processors read and write; default 300G", .low = 1e6,
+     "bytes per second that a host's processors read and write; default 300G", .low = 1e6,
      .high = 1e18, .groups = CARDS},
     {0}};
 
@@ -116,10 +118,10 @@ static const struct tool tool = {
     .usage = "mpirun ... onebit-tune [--output PATH] [--dry-run]\n"
              "       mpirun ... onebit-tune --doctor\n"
              "       onebit-tune --predict --parameters N --hosts N --compute SECONDS [options]",
-    .purpose = "Under mpirun, measures the cluster in about a minute, fits the cost model to it, "
-               "corrects\nthe model by whole calls of each schedule, writes the tuning file, and "
-               "says what plans will\nchoose by it. Corrections are for as many hosts, and ranks "
-               "on each, as were measured.",
+    .purpose = "Under mpirun, measures the cluster in about a minute and fits the cost model to "
+               "it. Corrects\nthe model by whole calls of each schedule, writes the tuning file, "
+               "and prints what plans will\nchoose by it. The corrections apply only to the "
+               "measured number of hosts and of ranks per host.",
     .options = rows,
     .group = MEASURE | DOCTOR | PREDICT,
     .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
@@ -137,7 +139,7 @@ static const char *get_mode_name(unsigned groups) {
   return names[__builtin_ctz(groups)];
 }
 
-/* Finds an option on the command line that does not belong to the mode. */
+/* Finds an option on the command line that the mode does not accept. */
 static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
   for (const struct tool_option *row = rows; row->kind; row++)
     for (char **word = argv + 1; row->groups && !(row->groups & mode) && *word; word++) {
@@ -149,14 +151,14 @@ static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
   return NULL;
 }
 
-/* Finds an invalid combination of options, and writes an error message. False: there is none. */
+/* Returns true and writes an error message if the combination of options is invalid. */
 static bool find_fault(const struct tune_options *options, char **argv, char error[TOOL_ERROR]) {
   const struct tune_training *training = &options->training;
   const unsigned mode = get_mode(options);
   const struct tool_option *misplaced = find_misplaced(argv, mode);
   error[0] = '\0';
   if (options->doctor && options->predict)
-    snprintf(error, TOOL_ERROR, "--doctor: not with --predict");
+    snprintf(error, TOOL_ERROR, "--doctor cannot be combined with --predict");
   else if (misplaced)
     snprintf(error, TOOL_ERROR, "--%s: is for %s, not for %s", misplaced->name,
              get_mode_name(misplaced->groups), get_mode_name(mode));
@@ -181,7 +183,8 @@ static int measure_cluster(const struct tune_options *options) {
 #else
 static int measure_cluster(const struct tune_options *options) {
   (void)options;
-  tune_print_error("built without MPI (MPI=0): it can only --predict; see --help");
+  tune_print_error(
+      "this onebit-tune was built without MPI (MPI=0): it can only --predict; see --help");
   return TUNE_FAILED;
 }
 #endif

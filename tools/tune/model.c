@@ -1,5 +1,5 @@
-/* Predicts a training step and a whole run. A step is the computation, and an exchange after or
- * during it. */
+/* Predicts the time of a training step and of a whole run. A step is a computation, and an exchange
+ * after or during the computation. */
 #include "tools/tune/model.h"
 
 #include <limits.h>
@@ -44,9 +44,9 @@ double tune_sharing_factor(const struct ob_costs *costs, const struct tune_train
   return ob_cost_sharing_factor(costs, &task);
 }
 
-/* Returns the costs for a network that takes no time, so that an exchange takes as long as the work
- * of one core. tune_fit assigns all of MPI's time for bytes to the link, but a core also copies
- * these bytes, and this function adds that work. */
+/* Returns the costs for a network that takes no time: an exchange then takes as long as its work on
+ * one core. A core also copies the bytes that MPI sends. tune_fit assigns the time of these copies
+ * to the link, so this function adds it to the core's work. */
 static struct ob_costs get_core_costs(const struct ob_costs *costs) {
   struct ob_costs core = *costs;
   core.between.latency = core.mpi_round = core.oversubscribed = 0;
@@ -55,16 +55,16 @@ static struct ob_costs get_core_costs(const struct ob_costs *costs) {
   return core;
 }
 
-/* Returns the part of an exchange's time by which the work of one core delays a computation on all
- * cores of the rank. */
+/* Returns the seconds by which an exchange delays a computation that uses all cores of the rank.
+ * core_seconds: the work of the exchange on one core; seconds: the time of the whole exchange. */
 static double get_work_seconds(const struct ob_costs *costs, struct ob_cost_task task,
                                double core_seconds, double seconds) {
   task.threads = INT_MAX; /* the model limits the threads to the number of cores */
   return fmin(seconds, core_seconds / ob_cost_model(costs, &task).threads);
 }
 
-/* Returns the seconds of an MPI_Allreduce of elements of `element_bytes` bytes. The conversion from
- * and to float32 is included. */
+/* Returns the seconds of an MPI_Allreduce with elements of `element_bytes` bytes, including their
+ * conversion from and to float32. */
 static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                           size_t element_bytes) {
   const double converting = element_bytes < 4 ? costs->load + costs->convert : 0;
@@ -84,8 +84,8 @@ static struct tune_exchange predict_dense(const struct ob_costs *costs,
       .work = get_work_seconds(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
 }
 
-/* Predicts the compressed exchange. If the hierarchical schedule is not possible, uses the flat
- * one. */
+/* Predicts a compressed exchange by a schedule. If the hierarchical schedule is not possible,
+ * predicts schedule exchange. */
 static struct tune_exchange predict_compressed(const struct ob_costs *costs,
                                                struct ob_cost_task task,
                                                onebit_schedule_t schedule) {
@@ -103,8 +103,8 @@ static struct tune_exchange predict_compressed(const struct ob_costs *costs,
                                     get_work_seconds(costs, task, work.seconds, choice.seconds)};
 }
 
-/* Predicts an exchange of `bits` bits an element by the method's schedule, or by the faster
- * schedule. */
+/* Predicts an exchange with `bits` bits per element. If the method names no schedule, the faster
+ * one is used. */
 static struct tune_exchange predict_bits(const struct ob_costs *costs,
                                          const struct tune_training *training,
                                          enum tune_method method, int bits) {
@@ -122,7 +122,7 @@ struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
   return predict_bits(costs, training, TUNE_ZERO_ONE, bits);
 }
 
-/* The exchanges of a method, and the share of the steps that make each. */
+/* The exchanges of a method. The policy has the fraction of the steps that make each exchange. */
 struct parts {
   struct tune_policy policy;
   struct tune_exchange one_bit, eight_bits, full;
@@ -147,8 +147,8 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #undef MEAN_OF
 }
 
-/* Returns the seconds that an exchange adds to a step. The work of an exchange on the cores of the
- * computation is never overlapped. */
+/* Returns the seconds that an exchange adds to a step. The work of an exchange never overlaps with
+ * the computation, since both use the same cores. */
 static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
   return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
                  : exchange->seconds;
@@ -163,7 +163,8 @@ double tune_step_seconds(const struct ob_costs *costs, const struct tune_trainin
          parts.policy.dense * added_seconds(&parts.full, compute, overlap);
 }
 
-/* True if the method saves enough time at a bandwidth. */
+/* True if a step with the method, at a bandwidth, is at least OB_STEP_WORTH times as fast as a
+ * dense step. */
 static bool is_worth_using(const struct ob_costs *costs, const struct tune_training *training,
                            enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;
@@ -175,8 +176,8 @@ static bool is_worth_using(const struct ob_costs *costs, const struct tune_train
          OB_STEP_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
-/* Bisects the logarithm of the bandwidth, between that of a modem and more than that of memory. A
- * double can not represent a smaller interval than that after 60 halvings. */
+/* Bisects the logarithm of the bandwidth, between the bandwidth of a modem and more than that of
+ * memory. 60 halvings make the interval as small as a double can represent. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;
@@ -193,7 +194,7 @@ double tune_break_even(const struct ob_costs *costs, const struct tune_training 
 
 /* --- A whole run -------------------------------------------------------------------------------*/
 
-/* Predicts the exchange in which every host sends a message to every other host. */
+/* Predicts SparseLoCo's exchange: every host sends its message to every other host. */
 static struct tune_exchange predict_gather(const struct ob_costs *costs,
                                            const struct tune_training *training) {
   const double bytes = training->parameters * TUNE_SPARSE_BITS / 8 * (training->hosts - 1);
@@ -216,7 +217,7 @@ static struct tune_exchange predict_exchange(const struct ob_costs *costs,
   return tune_exchange_bits(costs, training, bits);
 }
 
-/* Adds the seconds of waiting and the bytes of `steps` steps with one exchange each. */
+/* Adds `steps` steps with one exchange each to the run's seconds of waiting and bytes. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = predict_exchange(costs, training, bits);
@@ -256,7 +257,7 @@ struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_tra
 
 const char *tune_way_error(const struct tune_way *way) {
   if ((long long)way->delay * way->fragments > way->local_steps)
-    return "--delay times --fragments is more than --local-steps: exchanges would pile up";
+    return "--delay times --fragments is more than --local-steps, so exchanges would pile up";
   return way->fragments > way->local_steps ? "--fragments is more than --local-steps" : NULL;
 }
 
@@ -276,8 +277,8 @@ static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t 
   return count;
 }
 
-/* Returns an outer step. overlapped: it has four fragments, and each is exchanged during the steps
- * before the next fragment. */
+/* Returns a way with an outer step. overlapped: it has four fragments, and each is exchanged during
+ * the steps before the next one's exchange. */
 static struct tune_way make_outer_way(const struct tune_wanted *wanted, int local_steps, int bits,
                                       bool overlapped) {
   struct tune_way way = {"outer step", bits, bits, 0, local_steps, 1, 0};

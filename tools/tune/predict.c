@@ -1,5 +1,5 @@
-/* onebit-tune --predict: prints what compression would save in a training run, for a step and for
- * the whole run. */
+/* onebit-tune --predict: prints how much time compression would save in a training step or in a
+ * whole run. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,17 +7,18 @@
 #include "onebit/efficient_adam.h"
 #include "tools/tune/tune.h"
 
-/* Sets MPI's costs without a tuning file: sending and receiving a byte costs MPI as much as it
- * costs the library. The model then predicts that MPI reaches 0.93 of a gigabit link. The best of
- * Open MPI's algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The
- * defaults of plans were fitted to Open MPI's ring on hosts with too few cores. */
+/* Sets MPI's costs if there is no tuning file: MPI then needs as much time as the library to send
+ * and receive a byte. The model then predicts that MPI reaches 0.93 of a gigabit link's rate. The
+ * best of Open MPI's algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md).
+ * The default costs that plans use are not used here: they were fitted to Open MPI's ring on hosts
+ * with too few cores. */
 static void set_mpi_costs(struct ob_costs *costs) {
   costs->mpi_efficiency = 1;
   costs->mpi_byte = 2 * costs->between.byte;
 }
 
-/* Resets the costs between hosts. A tuning file of a single host has fitted them to times inside
- * it. */
+/* Resets the costs between hosts to the defaults, if the tuning file is that of a single host: its
+ * fit has changed them by times inside the host. */
 static void forget_costs_between(struct ob_costs *costs) {
   struct ob_costs defaults;
   ob_costs_default("avx2", &defaults);
@@ -26,7 +27,7 @@ static void forget_costs_between(struct ob_costs *costs) {
   costs->mpi_round = defaults.mpi_round;
   set_mpi_costs(costs);
   snprintf(costs->source + strlen(costs->source), sizeof costs->source - strlen(costs->source),
-           "; between hosts, which it has not measured, the defaults");
+           "; for links between hosts, which it has not measured, the defaults");
 }
 
 static bool predict_load_costs(const struct tune_options *options, struct ob_costs *costs) {
@@ -41,7 +42,7 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
     tune_print_error("--tuning: %s", costs->source + strlen("defaults: "));
     return false;
   }
-  if (state != OB_TUNING_READ) { /* stores the reason why the file was not read */
+  if (state != OB_TUNING_READ) { /* keeps `source`, which says why the file was not read */
     char source[sizeof costs->source];
     memcpy(source, costs->source, sizeof source);
     ob_costs_default("avx2", costs);
@@ -50,7 +51,8 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
   } else if (costs->hosts <= 1 && options->training.hosts > 1) {
     forget_costs_between(costs);
   }
-  /* Leaves out the times of whole calls: they are valid for one network and one number of hosts. */
+  /* Removes the corrections by measured calls: they are valid only for the measured network and
+   * number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
     costs->between.bandwidth = options->bandwidth * TUNE_PAYLOAD;
@@ -82,7 +84,7 @@ static void predict_end_json(struct ob_json *json) {
   putchar('\n');
 }
 
-/* Prints the lines about costs, latency and cores. */
+/* Prints which costs, latency and cores the prediction assumes. */
 static void predict_print_costs(const struct ob_costs *costs,
                                 const struct tune_training *training) {
   const double sharing = tune_sharing_factor(costs, training);
@@ -91,14 +93,14 @@ static void predict_print_costs(const struct ob_costs *costs,
   if (costs->cores_per_host > 0)
     printf("%.3g a host; ", costs->cores_per_host);
   if (costs->cores_shared > 0)
-    printf("%.3g that all hosts share, being one machine; ", costs->cores_shared);
+    printf("%.3g that all hosts share as one machine; ", costs->cores_shared);
   if (sharing > 1)
     printf("ranks share cores, so that\n#   computation, codec and TCP take %.2f times as long as "
            "alone.\n",
            sharing);
   else
-    printf("each rank has one to itself. If not, give\n#   --cores N of each host, or "
-           "--shared-cores N of one machine that has all hosts.\n");
+    printf("each rank has a core of its own. If not, give\n#   --cores N for each host, or "
+           "--shared-cores N for one machine that has all hosts.\n");
 }
 
 static void predict_print_assumptions(const struct ob_costs *costs,
@@ -116,12 +118,11 @@ static void predict_print_assumptions(const struct ob_costs *costs,
          "last of %.0f\n#   buckets, and for the work of codec and TCP, which takes a core of "
          "those that compute.\n",
          100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
-  printf(
-      "# 0/1 Adam, %.0f steps: its variance is frozen after %d, all else is as onebit_zero_one_adam"
-      "\n#   has it by default. One bit in %.1f %% of the steps, full precision in %.2f %%, "
-      "nothing in %.1f %%.\n",
-      training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
-      100 * (1 - policy.one_bit - policy.dense));
+  printf("# 0/1 Adam, %.0f steps: its variance is frozen after step %d, and all other options are "
+         "the\n#   defaults. It sends one bit in %.1f %% of the steps, full precision in %.2f %%, "
+         "nothing in %.1f %%.\n",
+         training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
+         100 * (1 - policy.one_bit - policy.dense));
   printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); the "
          "first %d steps of\n#   Efficient-Adam and momentum SGD send 8 bits, as all steps of "
          "onebit run do.\n",
@@ -145,7 +146,7 @@ static const struct tune_column step_columns[] = {
     {15, "pays below", "break_even_bits_per_s", TUNE_RATE},
     {0}};
 
-/* Prints a row for each method, or writes the row as JSON. */
+/* Prints a row for each method, or writes the rows as JSON. */
 static void list_methods(const struct ob_costs *costs, const struct tune_training *training,
                          struct ob_json *json) {
   for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
@@ -166,7 +167,7 @@ static void list_methods(const struct ob_costs *costs, const struct tune_trainin
                              m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m)};
     if (json)
       tune_write_row(json, step_columns, texts, values);
-    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* otherwise it equals flat */
+    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* else it equals TUNE_FLAT */
       tune_print_row(step_columns, texts, values, "\n");
   }
 }
@@ -192,7 +193,7 @@ static int predict_steps(const struct tune_options *options, const struct ob_cos
 }
 /* --- A whole run over a slow network -----------------------------------------------------------*/
 
-/* The bandwidths of links in bits a second, if the command line gives none. */
+/* The bandwidths of links in bits per second, if the command line gives none. */
 static const double slow_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
 
 const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
@@ -206,13 +207,13 @@ static const char *get_width_name(int bits) {
 }
 
 struct whole_ways {
-  struct tune_way way[TUNE_WAYS + 2]; /* the ways, and two for comparison */
-  size_t count;                       /* the number of ways to choose from */
-  size_t others;                      /* the number of ways after these, for comparison */
+  struct tune_way way[TUNE_WAYS + 2]; /* the ways to choose from, and two for comparison */
+  size_t count;                       /* number of ways to choose from */
+  size_t others;                      /* number of ways for comparison, which follow */
 };
 
-/* Adds float32 and SparseLoCo for comparison, with the settings of their authors. If H is given,
- * they use that H. */
+/* Adds outer steps in float32 and in SparseLoCo's format for comparison, with the settings that
+ * their authors published, but with the command line's H if it gives one. */
 static void add_compared_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   const int local_steps = wanted->local_steps > 0 ? wanted->local_steps : 30;
   ways->way[ways->count + ways->others++] =
@@ -257,7 +258,7 @@ static const struct tune_column way_columns[] = {{-23, "way", "way", TUNE_NAME},
                                                  {0, NULL, "waiting_s", TUNE_TIME},
                                                  {0}};
 
-/* Prints the time of a run trained in one way, or writes it as JSON. */
+/* Prints the time and bytes of a run that trains in one way, or writes them as JSON. */
 static void list_way(const struct ob_costs *costs, const struct tune_training *training,
                      const struct tune_way *way, struct ob_json *json, const char *mark) {
   const struct tune_whole whole = tune_whole(costs, training, way);
@@ -289,7 +290,7 @@ static void print_ways(const struct ob_costs *costs, const struct tune_training 
                                 : "\n");
 }
 
-/* Prints the chosen way at each of the usual links. */
+/* Prints the chosen way for each bandwidth of slow_links. */
 static void print_links(const struct ob_costs *costs, const struct tune_training *training,
                         const struct whole_ways *ways) {
   printf("\n");
@@ -317,8 +318,8 @@ static void write_ways(const struct ob_costs *costs, const struct tune_training 
   predict_end_json(&json);
 }
 
-/* Fills in the ways to train. If no way fulfils the request, prints an error message and returns
- * false. */
+/* Fills in the ways to train. If the requested values make a way impossible, prints an error
+ * message and returns false. */
 static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   ways->count = tune_list_ways(wanted, ways->way);
   for (size_t k = 0; k < ways->count; k++)

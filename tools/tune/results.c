@@ -1,5 +1,5 @@
-/* Fits the cost model to the measurements, prints both and the decisions of plans, and writes the
- * tuning file. */
+/* Fits the cost model to the measurements, prints the model, the measurements and the decisions of
+ * plans, and writes the tuning file. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -13,9 +13,9 @@
 
 /* --- The fit -----------------------------------------------------------------------------------*/
 
-/* A parameter of the fit. The fit changes its logarithm within bounds. The start value was measured
- * alone, or is a default. stiffness: a change of the logarithm by this much costs as much as a
- * point whose prediction is off by a tenth. */
+/* A parameter of the fit, which changes the parameter's logarithm within bounds. The start value is
+ * a default, or was measured by itself. stiffness: a change of the logarithm by this much adds as
+ * much to the fit's loss as a point whose prediction is wrong by a tenth. */
 struct knob {
   size_t offset;
   double stiffness, smallest, largest;
@@ -23,8 +23,9 @@ struct knob {
 
 #define AT(field) offsetof(struct ob_costs, field)
 
-/* The parameters and their bounds. The codec may be a little faster in an exchange than alone,
- * since messages stay in the caches. The efficiencies are at most 1. */
+/* The parameters and their bounds. The codec's factor may be less than 1: messages stay in the
+ * caches, so the codec may be a little faster in an exchange than alone. The efficiencies are at
+ * most 1. */
 static const struct knob knobs[] = {
     {AT(codec_factor), 0.5, 0.8, 10},
     {AT(between.message), 0.7, 1e-8, 1},
@@ -50,16 +51,16 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
                     : ob_cost_seconds(costs, task, task->schedule, task->wire, task->chunk);
 }
 
-/* Returns the loss of an error. A large error adds less than its square, since some measurements
- * are disturbed. */
+/* Returns the loss for an error (Huber's function). A large error adds less than its square, since
+ * other programs disturb some measurements. */
 static double fit_loss(double error) {
   double size = fabs(error), bend = 0.3;
   return size < bend ? error * error : bend * (2 * size - bend);
 }
 
-/* Returns the weight of a point. Large calls have more weight, since training waits for them. Small
- * calls look faster than they are in training: by caches, and by the burst that links let through
- * at once. */
+/* Returns the weight of a point in the fit. Large calls have more weight, since training waits for
+ * them. Small calls are faster in a measurement than in training, since their data is in the
+ * caches, and since a link lets a burst through at once. */
 static double fit_weight(const struct tune_point *point) {
   size_t mebi = point->task.elements >> 18;
   return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
@@ -79,7 +80,7 @@ static double fit_objective(const struct ob_costs *costs, const struct ob_costs 
   return sum;
 }
 
-/* Multiplies one parameter by a factor, if that improves the fit. */
+/* Multiplies one parameter by a factor if this improves the fit, and returns whether it does. */
 static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
   double *value = get_knob(costs, k), before = *value;
@@ -96,12 +97,12 @@ static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   double square = 0;
   /* MPI_Allreduce may lose bandwidth on the link (round trips, congestion) or in the cores
-   * (copies). Measurements at one bandwidth can not distinguish these, and the fit assigns all of
-   * the loss to the link: after a fit at 1 Gbit/s, calls at 200 and at 500 Mbit/s lost as large a
-   * part. On links faster than the measured one this favours MPI, so that the gain of compression
-   * is never overestimated. */
+   * (copies). Measurements at one bandwidth cannot distinguish the two losses, so the fit assigns
+   * all of the loss to the link, as a fraction of the bandwidth. After a fit at 1 Gbit/s, calls at
+   * 200 and at 500 Mbit/s lost the same fraction. For links faster than the measured one, this
+   * predicts MPI too fast, so that the gain of compression is never overestimated. */
   costs->mpi_byte = 0;
-  costs->oversubscribed = 100e-6; /* the start value: a time slice of a scheduler */
+  costs->oversubscribed = 100e-6; /* the start value: about a time slice of the scheduler */
   struct ob_costs start = *costs;
   double best = fit_objective(costs, &start, points);
   for (double factor = 2; factor > 1.002; factor = sqrt(factor))
@@ -136,11 +137,13 @@ void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs 
   if (cluster->hosts > 1)
     print_link("between hosts", &costs->between);
   else
-    printf("# one host: links between hosts are not measured, the defaults stand\n");
+    printf(
+        "# There is one host, so links between hosts are not measured and keep their defaults.\n");
   if (cluster->max_ranks > 1)
     print_link("inside a host", &costs->inside);
   else
-    printf("# one rank a host: links inside are not measured, the defaults stand\n");
+    printf("# Each host has one rank, so links inside a host are not measured and keep their "
+           "defaults.\n");
   printf("# codec %s, ns an element on one core: compress %.3f, reduce %.3f + %.3f a stream, apply "
          "%.3f, copy %.3f\n",
          costs->codec, 1e9 * costs->compress, 1e9 * costs->reduce, 1e9 * costs->reduce_stream,
@@ -150,11 +153,10 @@ void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs 
   else
     printf("# The ranks of a host have a core each.\n");
   if (costs->cores_shared > 0)
-    printf("# The hosts share %.0f cores with each other: they are one machine.\n",
-           costs->cores_shared);
+    printf("# All hosts share %.0f cores: they are one machine.\n", costs->cores_shared);
 }
 
-/* Prints a point, and returns the square of the logarithm of the ratio of model to measurement. */
+/* Prints a point, and returns the squared logarithm of its ratio of predicted to measured time. */
 static double print_point(const struct tune_point *point) {
   char chunk[24] = "-";
   double ratio = point->predicted / point->measured;
@@ -169,14 +171,14 @@ static double print_point(const struct tune_point *point) {
   return pow(log(ratio), 2);
 }
 
-/* The largest factor by which the model may be off. On idle hosts, also emulated ones, it is 1.1 to
- * 1.5. */
+/* The largest factor between predicted and measured times with which the measurements are reliable.
+ * On idle hosts, including emulated ones, the factor is 1.1 to 1.5. */
 #define MAX_FACTOR 2.0
 
 bool tune_is_doubtful(const struct ob_costs *costs) { return costs->residual > log(MAX_FACTOR); }
 
 void tune_print_points(const struct tune_points *points, double residual) {
-  double square = 0, count = 0; /* sum and number of points from 1 MiB on */
+  double square = 0, count = 0; /* sum of squares and number of points from 1 MiB on */
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
   for (const struct tune_point *point = points->point; point < points->point + points->count;
@@ -185,8 +187,8 @@ void tune_print_points(const struct tune_points *points, double residual) {
     square += large * print_point(point);
     count += large;
   }
-  printf("# The model is off by a factor of %.2f, root mean square; from 1 MiB on, which training "
-         "waits\n# for, by %.2f.\n",
+  printf("# The model is off by a factor of %.2f (root mean square). From 1 MiB on, the sizes that "
+         "training\n# waits for, the factor is %.2f.\n",
          exp(residual), exp(count > 0 ? sqrt(square / count) : 0));
 }
 
@@ -208,8 +210,8 @@ static bool is_same_choice(const struct ob_cost_choice *a, const struct ob_cost_
   return a->schedule == b->schedule && a->wire == b->wire;
 }
 
-/* Returns the first size in (low, high] at which the choice is that at `high`, to a multiple of 4
- * bytes. */
+/* Returns the size in (low, high], in steps of 4 bytes, from which on the choice is the same as at
+ * `high`. */
 static size_t find_threshold(const struct ob_costs *costs, const struct ob_cost_task *cluster,
                              size_t low, size_t high) {
   struct ob_cost_choice end = choose_for_size(costs, cluster, high);
@@ -222,8 +224,8 @@ static size_t find_threshold(const struct ob_costs *costs, const struct ob_cost_
 }
 
 void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
-  printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
-         "than\n# bits; sizes are of float32.\n");
+  printf("\n# What plans choose if their options leave the choice open. They choose float32 only "
+         "if it is\n# faster than bits. Sizes are those of float32.\n");
   struct ob_cost_choice last;
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
     struct ob_cost_choice now = choose_for_size(costs, cluster, bytes);
@@ -237,7 +239,7 @@ void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_tas
 
 /* --- The tuning file ---------------------------------------------------------------------------*/
 
-/* Creates the missing directories of a path. Opening the file reports errors later. */
+/* Creates the missing directories of a path. Errors are reported later, when the file is opened. */
 static void make_directories(char *path) {
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -246,9 +248,9 @@ static void make_directories(char *path) {
   }
 }
 
-/* Opens a new file in the directory of `path`; renaming it later replaces `path`. Its name contains
- * the process number, so that no two processes write to the same file. An existing file or link is
- * not opened. */
+/* Opens a new file in the directory of `path`, which is later renamed to `path`. The file's name
+ * contains the process number, so that no two processes write to the same file. An existing file or
+ * link is not opened. */
 static FILE *open_temporary(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
   snprintf(fresh, OB_TUNING_PATH_CAPACITY + 32, "%s.%ld", path, (long)getpid());
   make_directories(fresh);

@@ -89,14 +89,16 @@ bool tune_have_all_succeeded(bool well) { return tune_allreduce_max(well ? 0 : 1
 
 /* --- The codec, on one rank alone and on all ranks of a host, which tells the number of cores --*/
 
-/* The elements of the codec's arrays, of 16 MiB each. This is more than caches hold, but little
- * enough for all ranks of a host. The codec gets blocks of the size that a plan passes to it. */
+/* The elements of each of the codec's arrays, 16 MiB. Such an array does not fit into the caches,
+ * but the arrays of all ranks fit into the host's memory. The codec gets blocks of the same size as
+ * from a plan. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define BLOCK    OB_DEFAULT_BLOCK
 #define TURNS    3
 
-/* The slowdown above which ranks share cores. A smaller slowdown comes from memory or noise. */
+/* If all ranks at once are slower than one rank alone by more than this factor, they share cores. A
+ * smaller slowdown may come from memory or noise. */
 #define SHARING 1.4
 
 enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
@@ -145,7 +147,7 @@ static void run_codec(const struct arrays *arrays, int pass, size_t at) {
                                                   .out = first});
 }
 
-/* Times the codec's passes. Means are used: medians would not show that ranks take turns on a
+/* Times the codec's passes. Returns means, since medians would not show that ranks take turns on a
  * core. */
 static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
   const int rounds = 5;
@@ -163,8 +165,8 @@ static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
     }
 }
 
-/* Times the passes on the ranks with `asked` while all others sleep. seconds: per element, on rank
- * 0. */
+/* Times the passes on the ranks with `asked`, while all other ranks sleep. Every rank gets the
+ * seconds per element of rank 0. */
 static void time_on_ranks(const struct arrays *arrays, bool asked, double seconds[PASSES]) {
   tune_wait_asleep(MPI_COMM_WORLD);
   if (asked)
@@ -188,7 +190,7 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
   costs->reduce = fmax(0, alone[REDUCE_2] - 2 * costs->reduce_stream);
   costs->apply = alone[STORE];
   costs->load = costs->convert = alone[COPY];
-  costs->add = alone[COPY] / 2; /* an addition reads much, and writes little */
+  costs->add = alone[COPY] / 2; /* an addition writes less than it reads */
   costs->cores_per_host = slowdown > SHARING ? run->cluster.max_ranks / slowdown : 0;
   costs->cores_shared = run->cluster.hosts > 1 && is_one_machine() ? ob_machine_processors() : 0;
 }
@@ -213,7 +215,7 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
     }
     set_codec_costs(run, alone, host);
   } else if (run->team.rank == 0)
-    tune_print_error("at least one rank has no memory for arrays of %zu elements", ELEMENTS);
+    tune_print_error("at least one rank is out of memory for arrays of %zu elements", ELEMENTS);
   ob_release(arrays.input);
   ob_release(arrays.residual);
   ob_release(arrays.next);
@@ -225,15 +227,16 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
 
 #define TAG 1
 
-/* A window of messages in flight, as large as a plan's. It is smaller than the queues of a switch:
- * otherwise the recovery of TCP would be measured. Windows follow each other until a round is so
- * long that the burst which the link lets through at once has no effect. */
+/* A window of messages in flight, as large as a plan's window. It is smaller than the queues of a
+ * switch: if packets were lost, TCP's recovery would be measured. A round has many windows, and is
+ * so long that the burst which a link lets through at once has no effect. */
 #define FLOW_BYTES    8192
 #define FLOW_MESSAGES 16
 #define FLOW_WINDOWS  8
 #define ROUND_SECONDS 0.12
 
-/* The number of windows of messages that are so small that their bytes take no time. */
+/* The number of windows in a round of messages that are so small that only their number takes
+ * time. */
 #define SMALL_WINDOWS 4
 #define ROUNDS        15
 
@@ -244,12 +247,12 @@ struct flow {
   int rank, size;
 };
 
-/* Sends a window: all ranks send to the next rank and receive from the one before. one_way: only
- * rank 0 sends, to rank 1. */
+/* Sends a window of messages from every rank to the next rank, in a ring. one_way: only rank 0
+ * sends, to rank 1. */
 static void send_window(const struct flow *flow, int bytes, bool one_way) {
   static char out[FLOW_BYTES], in[FLOW_MESSAGES][FLOW_BYTES];
   MPI_Request requests[2 * FLOW_MESSAGES];
-  MPI_Status statuses[2 * FLOW_MESSAGES]; /* gcc warns of MPICH's MPI_STATUSES_IGNORE */
+  MPI_Status statuses[2 * FLOW_MESSAGES]; /* MPICH's MPI_STATUSES_IGNORE gives a gcc warning */
   int to = (flow->rank + 1) % flow->size, from = (flow->rank + flow->size - 1) % flow->size, n = 0;
   for (int i = 0; i < FLOW_MESSAGES && (!one_way || flow->rank == 1); i++)
     MPI_Irecv(in[i], bytes, MPI_CHAR, from, TAG, flow->comm, &requests[n++]);
@@ -258,7 +261,7 @@ static void send_window(const struct flow *flow, int bytes, bool one_way) {
   MPI_Waitall(n, requests, statuses);
 }
 
-/* Returns the seconds of a round of windows on the slowest rank. The best round counts, since
+/* Returns the seconds of a round of windows on the slowest rank. Takes the fastest round, since
  * disturbances only make a link slower. */
 static double time_windows(const struct flow *flow, int bytes, bool one_way, int windows,
                            int rounds) {
@@ -276,8 +279,8 @@ static double time_windows(const struct flow *flow, int bytes, bool one_way, int
   return best;
 }
 
-/* Measures the bandwidth. The time of the first windows determines the number of windows, which is
- * the same on every rank. */
+/* Measures the bandwidth. The time of the first rounds determines the number of windows in a round.
+ * All ranks compute the same number. */
 static double measure_bandwidth(const struct flow *flow, bool one_way) {
   double first = time_windows(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
   int windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
@@ -299,22 +302,23 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
     link->latency = 1e-6 * median / 2;
   }
   tune_wait_asleep(comm);
-  /* The core has sent one message and received another. Other ranks may share the core. */
+  /* For each message that a core sends it also receives one, hence the factor 2. `sharing`: other
+   * ranks may use the same core. */
   link->message = time_windows(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
-  /* Measures the link's own bandwidth. The fit finds the part of it that an exchange reaches in
-   * both directions. */
+  /* This is the bandwidth of the link. The fit finds which fraction of it an exchange reaches while
+   * it sends in both directions. */
   link->bandwidth = measure_bandwidth(&flow, false);
   link->bandwidth = fmax(link->bandwidth, measure_bandwidth(&flow, true));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
 }
 
-/* Measures the links. Values that cannot be measured, with one host or one rank a host, do not
- * change. */
+/* Measures the links inside and between hosts. Values that cannot be measured, since there is one
+ * host or one rank per host, do not change. */
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing_factor(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing);
-  if (run->cluster.max_ranks > 1) /* both sides copy a byte, on one core each */
+  if (run->cluster.max_ranks > 1) /* sender and receiver each copy a byte, on two cores */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
   tune_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
@@ -335,22 +339,23 @@ static void find_cluster(struct tune_run *run) {
                                        .max_ranks = most};
 }
 
-/* Finds the path, and checks before the measurements that the file can be written. Called on rank
- * 0. */
+/* Finds the path of the tuning file, and checks before the measurements that the file can be
+ * written. Called on rank 0. */
 static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
   if (options->dry_run)
     return true;
   if (!options->output && !ob_tuning_path(path))
-    tune_print_error("the environment names no file to write: give --output, or --dry-run");
+    tune_print_error("the environment names no file to write: give --output PATH or --dry-run");
   else if (options->output &&
            (!*options->output || strlen(options->output) >= OB_TUNING_PATH_CAPACITY))
-    tune_print_error("--output: not a path");
+    tune_print_error("--output is not a path");
   else
     return tune_can_write(options->output ? strcpy(path, options->output) : path);
   return false;
 }
 
-/* Writes the file on rank 0. Collective over the leaders. */
+/* Writes the tuning file on rank 0. Collective over the leaders, which send the names of their
+ * hosts. */
 static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   size_t hosts = (size_t)run->cluster.hosts;
   struct ob_tuning_origin origin = {.host_count = hosts};
@@ -361,7 +366,7 @@ static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   int length;
   time_t now = time(NULL);
   if (!names || !list) {
-    tune_print_error("no memory for the names of %zu hosts", hosts);
+    tune_print_error("out of memory for the names of %zu hosts", hosts);
     MPI_Abort(MPI_COMM_WORLD, TUNE_FAILED);
   }
   gethostname(name, sizeof name - 1);
@@ -398,7 +403,7 @@ static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   return run->cluster.ranks == 1 || tune_measure_calls(run, points);
 }
 
-/* True if the file is to be written. Collective. */
+/* True if the tuning file is to be written. Collective. */
 static bool is_file_wanted(const struct tune_run *run) {
   if (run->cluster.ranks == 1 || run->options->dry_run)
     return false;
@@ -406,9 +411,9 @@ static bool is_file_wanted(const struct tune_run *run) {
       tune_have_all_succeeded(run->team.rank != 0 || !tune_is_doubtful(&run->costs)))
     return true;
   if (run->team.rank == 0)
-    printf(
-        "\n# Not written: the times contradict each other, as on hosts that other programs use. "
-        "Repeat it\n# when they are idle; with --output PATH the file is written all the same.\n");
+    printf("\n# Not written: the times contradict each other, as on hosts that other programs use. "
+           "Repeat\n# onebit-tune when the hosts are idle; with --output PATH it writes the file "
+           "in any case.\n");
   return false;
 }
 
@@ -418,8 +423,7 @@ static bool print_results(struct tune_run *run, const char *path,
   if (run->team.rank == 0) {
     tune_print_links(&run->cluster, &run->costs);
     if (alone)
-      printf(
-          "# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
+      printf("# There is only one rank, so there is no exchange to measure; no file is written.\n");
     else {
       snprintf(run->costs.source, sizeof run->costs.source, "measured just now");
       tune_print_points(points, run->costs.residual);

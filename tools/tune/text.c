@@ -19,8 +19,8 @@ double tune_median(double *values, int count) {
 
 /* --- Values with units -------------------------------------------------------------------------*/
 
-/* Each row is a range of values, which begins at `from`. They are written as multiples of `size`,
- * by `format`. */
+/* Each row is a range of values that begins at `from`. Values of this range are divided by `size`
+ * and written by `format`. */
 static const struct {
   enum tune_unit unit;
   double from, size;

@@ -183,8 +183,8 @@ def _open_library():
         except OSError as reason:
             reasons.append(str(reason))
     raise ImportError(
-        "the library was not found: `pip install` builds it into the package, `make install` into the "
-        "system; or set ONEBIT_LIBRARY to its path\n  "
+        "the library was not found. `pip install` builds it into the package, `make install` into the "
+        "system; otherwise set ONEBIT_LIBRARY to its path\n  "
         + "\n  ".join(reasons)
     )
 

@@ -41,7 +41,7 @@ def _describe_tensor(tensor, name, on_device):
     if str(tensor.layout) != "torch.strided" or not tensor.is_contiguous():
         raise argument_error(f"{name} is not contiguous: its strides are not those of its shape")
     if dtype is None:
-        raise argument_error(f"{name} is of {tensor.dtype}, not float32, bfloat16 or float16")
+        raise argument_error(f"{name} has type {tensor.dtype}, not float32, bfloat16 or float16")
     return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
 
 
@@ -53,7 +53,7 @@ def _describe_array(array, described, name, writable):
     if dtype is None and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
         dtype = Dtype.BFLOAT16  # the type comes from ml_dtypes
     if dtype is None:
-        raise argument_error(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
+        raise argument_error(f"{name} has type {described['typestr']}, not float32, bfloat16 or float16")
     count = math.prod(described["shape"])
     size, strides = int(described["typestr"][2:]), described.get("strides")
     for extent, stride in zip(reversed(described["shape"]), reversed(strides or ())):
@@ -106,7 +106,7 @@ def check_dtypes(buffers, name, dtype):
     for number, one in enumerate(buffers):
         if one.dtype != dtype:
             wanted = Dtype(dtype).name
-            raise argument_error(f"{name.format(number)} is of {one.dtype.name}, not {wanted}")
+            raise argument_error(f"{name.format(number)} has type {one.dtype.name}, not {wanted}")
 
 
 def current_stream(buffer):

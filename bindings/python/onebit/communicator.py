@@ -117,7 +117,7 @@ class Communicator(Handle):
         timeout: seconds that a rank waits for others; math.inf: without limit; None: ONEBIT_TIMEOUT
         """
         if (rank is None) != (size is None) or (size is not None and size < 1):
-            raise argument_error(f"rank is {rank} and size {size}: give both, size at least 1, or neither")
+            raise argument_error(f"rank is {rank}, size is {size}: give both, with size at least 1, or neither")
         if timeout is not None and not timeout > 0:
             raise argument_error(f"timeout is {timeout} seconds: it must be above 0")
         options = _native.make_structure(_native.SocketsOptions)

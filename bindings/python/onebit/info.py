@@ -83,14 +83,14 @@ def _describe_mpi():
         mpi_function(mpi_kind(MPI))
     except Error as reason:
         return f"no: {reason.message}"
-    return f"{parts}; mpi4py {_version_of('mpi4py')} has {words}"
+    return f"{parts}; mpi4py {_version_of('mpi4py')} uses {words}"
 
 
 def _find_loaded_file(name):
     """Returns the file from which this process has loaded a library."""
     with open("/proc/self/maps") as maps:
         found = (line.split()[-1] for line in maps if f"/lib{name}.so" in line)
-        return next(found, f"no lib{name}.so in this process")
+        return next(found, f"lib{name}.so is not loaded in this process")
 
 
 def _find_kernels():

@@ -201,9 +201,9 @@ class Optimizer(Stateful):
         found = buffer_of(array, name, False, self._on_device)
         count = self._parameters[number].count
         if found.dtype != self._gradient_dtype:
-            raise argument_error(f"{name} is of {found.dtype.name}, not {self._gradient_dtype.name}")
+            raise argument_error(f"{name} has type {found.dtype.name}, not {self._gradient_dtype.name}")
         if found.count != count:
-            raise argument_error(f"{name} has {found.count} elements, its parameter {count}")
+            raise argument_error(f"{name} has {found.count} elements, but its parameter has {count}")
         return found
 
     def step(self, learning_rate: float) -> Status:
@@ -239,7 +239,7 @@ class Optimizer(Stateful):
         """Sets the array of the gradient of tensor number `tensor`, from the next step on. None: this rank
         has no gradient for it."""
         if not 0 <= tensor < len(self._parameters):
-            raise argument_error(f"tensor is {tensor}, of {len(self._parameters)}")
+            raise argument_error(f"tensor is {tensor}, but there are {len(self._parameters)} parameters")
         found = self._gradient(tensor, gradient)
         address = found.address if found and found.count else None
         self._call("set_gradient", tensor, address)
@@ -251,7 +251,7 @@ class Optimizer(Stateful):
         Must be the same on all ranks. Not for `ZeroOneAdam`."""
         found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
         if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
-            raise argument_error(f"rate is {found.count} of {found.dtype.name}, not one float32")
+            raise argument_error(f"rate has {found.count} elements of {found.dtype.name}, not one of FLOAT32")
         self._call("set_learning_rate_pointer", found.address if found else None)
         self._rate = found
 

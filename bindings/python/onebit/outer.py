@@ -126,7 +126,8 @@ class Outer(Stateful):
         check_dtypes(self._parameters, "parameters[{}]", filled.parameter_dtype)
         wrong_numbers = [number for number in uncompressed if not 0 <= number < len(self._arrays)]
         if wrong_numbers:
-            raise argument_error(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
+            raise argument_error(f"uncompressed has number {wrong_numbers[0]}, but there are "
+                                 f"{len(self._arrays)} parameters")  # fmt: skip
         described = (_native.Tensor * max(len(self._parameters), 1))()
         for number, (place, one) in enumerate(zip(described, self._parameters)):
             place.parameter = one.address if one.count else None
@@ -160,9 +161,9 @@ class Outer(Stateful):
         found = buffer_of(out, "out", True)
         count = self._parameters[number].count if 0 <= number < len(self._parameters) else None
         if found.dtype != Dtype.FLOAT32:
-            raise argument_error(f"out is of {found.dtype.name}, not FLOAT32")
+            raise argument_error(f"out has type {found.dtype.name}, not FLOAT32")
         if count is None or found.count != count:
-            raise argument_error(f"out has {found.count} elements, parameter {number} has {count or 'none'}")
+            raise argument_error(f"out has {found.count} elements, but parameter {number} has {count or 'none'}")
         check(_native.library().onebit_outer_get_consensus(self.handle, number, found.address))
         return out
 

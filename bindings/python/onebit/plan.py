@@ -100,7 +100,7 @@ class Plan(Member):
     def _buffer(self, thing, name, count, writable):
         found = buffer_of(thing, name, writable, self.on_device)
         if found.dtype != self.dtype:
-            raise argument_error(f"{name} is of {found.dtype.name}, the plan of {self.dtype.name}")
+            raise argument_error(f"{name} has type {found.dtype.name}, but the plan has type {self.dtype.name}")
         if found.count != count:
             raise argument_error(f"{name} has {found.count} elements, not {count}")
         return found

@@ -91,7 +91,7 @@ def check_collectives(comm):
         assert rated.synchronize() is onebit.Status.OK
         assert all(abs(one - (before - 0.25 * mean)) < 1e-5 for one in parameter.values())
         rated.set_learning_rate_pointer(None)
-        expect_error(lambda: rated.set_learning_rate_pointer(parameter), "rate is 64 of FLOAT32, not one")
+        expect_error(lambda: rated.set_learning_rate_pointer(parameter), "rate has 64 elements of FLOAT32, not one")
     return mean
 
 
@@ -101,7 +101,7 @@ def check_wrong_memory():
     on_host, on_device = onebit.Plan(comm, 8), onebit.Plan(comm, 8, device="cuda")
     expect_error(lambda: on_host.allreduce(device, host), "sendbuf is on a CUDA device, not on the proc")
     expect_error(lambda: on_device.allreduce(host, device), "sendbuf is on the processor, not on a CUDA")
-    expect_error(lambda: on_device.allreduce(Array([1.0] * 8, typestr="<f8"), device), "is of <f8, not")
+    expect_error(lambda: on_device.allreduce(Array([1.0] * 8, typestr="<f8"), device), "has type <f8, not")
     strided = Array([1.0] * 8, strides=(8,))
     expect_error(lambda: on_device.allreduce(strided, device), "sendbuf is not contiguous")
     readable = Array([1.0] * 8, data=(device.pointer.value, True))

@@ -185,7 +185,7 @@ def check_refused(rank, size):
     expect_error(norms, lambda: make_adam(model, trust_ratio=1))
     expect_error("max_norm is not supported with shards", lambda: make_adam(model, max_norm=1.0))
     flat = make_network(init_device_mesh("cpu", (size,)))
-    expect_error("for FSDP take onebit.torch.fsdp.compress", lambda: make_adam(flat))
+    expect_error("for FSDP use onebit.torch.fsdp.compress", lambda: make_adam(flat))
 
 
 def check_norms(rank, size):

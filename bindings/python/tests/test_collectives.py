@@ -127,12 +127,12 @@ def test_residuals_can_be_exported_and_imported(on_ranks):
 
 
 WRONG = {
-    "is of <f8": lambda: numpy.zeros(40),
+    "has type <f8": lambda: numpy.zeros(40),
     "has 39 elements, not 40": lambda: numpy.zeros(39, numpy.float32),
     "is not contiguous": lambda: numpy.zeros(80, numpy.float32)[::2],
-    "is of FLOAT16, the plan of FLOAT32": lambda: numpy.zeros(40, numpy.float16),
+    "has type FLOAT16, but the plan has type FLOAT32": lambda: numpy.zeros(40, numpy.float16),
     "is a int, not an array": lambda: 3,
-    "is of >f4": lambda: numpy.zeros(40, ">f4"),
+    "has type >f4": lambda: numpy.zeros(40, ">f4"),
     "has elements of format 'd'": lambda: array.array("d", [0.0] * 40),
 }
 

@@ -204,7 +204,7 @@ def test_a_rank_that_does_not_come_or_is_another(address):
     first, *_ = run_on_threads([make(0), make(1)])
     assert first.status is Status.ERROR_TRANSPORT and "waited 1 s for rank 2" in first.message
     twice = run_on_threads([make(0), make(1), make(1)])
-    assert any("there is a rank 1 already" in str(one) for one in twice)
+    assert any("two processes joined as rank 1" in str(one) for one in twice)
     differs = run_on_threads([make(0, 2), make(1, 3)])
     assert "the number of ranks differs: 2 on rank 0, 3 on rank 1" in str(differs[1])
     keyless = run_on_threads([make(0, 2, "one"), make(1, 2, "two")])
@@ -214,8 +214,8 @@ def test_a_rank_that_does_not_come_or_is_another(address):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0,), "rank is 0 and size None"),
-        ((0, 0), "size 0"),
+        ((0,), "rank is 0, size is None"),
+        ((0, 0), "size is 0"),
         ((2, 2, "127.0.0.1:9"), "rank is 2"),
         ((0, 2, "nowhere"), "expected host:port"),
         ((0, 2, "127.0.0.1:9", None, None, 65), "streams is 65"),

@@ -86,7 +86,7 @@ def test_batches_precision_and_the_count_of_steps():
     assert exact._options["freeze_step"] == 100000 and exact.onebit.info()["steps"] == 0
     ignored = read(make_config(params={"bias_correction": True}), profile="deepspeed").without_effect
     assert ignored == [("optimizer.params.bias_correction", "as in DeepSpeed, which ignores it")]
-    with pytest.warns(onebit.OnebitWarning, match="bf16.enabled is true and a parameter is of"):
+    with pytest.warns(onebit.OnebitWarning, match="bf16.enabled is true, but a parameter has type"):
         deepspeed.from_config(
             make_config(bf16={"enabled": True}), make_parameters(), onebit.Communicator.self_()
         )

@@ -78,7 +78,7 @@ def test_goes_on_as_deepspeed(on_ranks, recorded, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_residuals_that_are_not_there_are_told_of(on_ranks, recorded, kind, tmp_path):
     folder = continue_deepspeed.without_residuals(recorded / kind)
-    with pytest.warns(onebit.OnebitWarning, match="the checkpoint has no residuals, which begin with zeros"):
+    with pytest.warns(onebit.OnebitWarning, match="the checkpoint has no residuals, so they begin with zeros"):
         first, largest = largest_difference(on_ranks, kind, folder, recorded)
     assert 1e-3 < largest < 1
 
@@ -144,7 +144,7 @@ def test_another_number_of_ranks_and_the_default_profile(on_ranks, recorded):
         )
         assert np.isfinite(losses).all() and np.mean(losses) < 0.5
     for kind in KINDS[:2]:
-        with pytest.warns(onebit.OnebitWarning, match="one more step is dense"):
+        with pytest.warns(onebit.OnebitWarning, match="only after one more dense step"):
             made = on_ranks(2, lambda comm: continue_training(comm, kind, recorded / kind, 3)[1].onebit.info())
         assert made[0]["steps"] == STOPS[kind] + 2 and made[0]["freeze_step"] == STOPS[kind]
     with pytest.raises(onebit.Error, match="with a frozen variance needs profile='deepspeed'"):
@@ -179,8 +179,8 @@ def test_what_cannot_be_loaded_is_refused_on_all_ranks(on_ranks, recorded, tmp_p
     lamb = recorded / KINDS[1]
     (tmp_path / "latest").write_text("global_step7")
     for words, folder, kind in (
-        ("the checkpoint is of lamb, the optimizer is adam", lamb, KINDS[0]),
-        ("mp_rank_00_model_states.pt is not there", tmp_path, KINDS[0]),
+        ("the checkpoint belongs to lamb, but the optimizer is adam", lamb, KINDS[0]),
+        ("mp_rank_00_model_states.pt does not exist", tmp_path, KINDS[0]),
         ("has no file 'latest'", tmp_path / "nowhere", KINDS[0]),
     ):
         with pytest.raises(onebit.Error, match=words):
@@ -221,7 +221,7 @@ def test_wrappers_and_states_that_are_not_one(recorded):
         ]
         assert np.allclose(*values, rtol=1e-6)
     for words, optimizer in {
-        "has no state of an optimizer": None,
+        "has no optimizer state": None,
         "has no state of a 1-bit optimizer": {"state": {0: {}}, "param_groups": []},
     }.items():
         with pytest.raises(onebit.Error, match=words):

@@ -106,8 +106,8 @@ def test_wrong_tensors_on_one_rank_are_told_to_all(on_ranks):
     good = numpy.zeros(10, numpy.float32)
     wrong = [
         ([(good, numpy.zeros(9, numpy.float32))], "tensors[0].gradient has 9 elements"),
-        ([(numpy.zeros(10), None)], "tensors[0].parameter is of <f8"),
-        ([(good, None), (numpy.zeros(3, numpy.float16), None)], "tensors[1].parameter is of"),
+        ([(numpy.zeros(10), None)], "tensors[0].parameter has type <f8"),
+        ([(good, None), (numpy.zeros(3, numpy.float16), None)], "tensors[1].parameter has type"),
         ([onebit.Tensor(good, None, weight_decay=-1)], "weight_decay"),
     ]
 

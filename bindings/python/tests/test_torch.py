@@ -159,14 +159,14 @@ def test_tensors_are_used_in_place():
         assert plan.allreduce(ones * 3, ones) is Status.OK and (ones == 3).all()
         wrong = {
             "is not contiguous": torch.ones(128, dtype=torch.bfloat16)[::2],
-            "is of torch.float64, not": torch.ones(64, dtype=torch.float64),
-            "is of FLOAT32, the plan of BFLOAT16": torch.ones(64),
+            "has type torch.float64, not": torch.ones(64, dtype=torch.float64),
+            "has type FLOAT32, but the plan has type BFLOAT16": torch.ones(64),
             "is on meta, not on the processor": torch.ones(64, device="meta"),
         }
         for words, tensor in wrong.items():
             with pytest.raises(onebit.Error, match=words):
                 plan.allreduce(tensor, ones)
-        with pytest.raises(onebit.Error, match="init_process_group comes first"):
+        with pytest.raises(onebit.Error, match="call init_process_group first"):
             onebit.Communicator.torch()
 
 

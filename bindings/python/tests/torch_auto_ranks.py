@@ -258,13 +258,13 @@ def check_corrections(rank, size):
     assert run.method == "one bit"
 
     def choose(held, total):  # as on two hosts; ranks of one host send nothing
-        raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
+        raise argument_error("choice->bytes_a_day is 1e+12, but each of the methods sends more")
 
     Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose
     with record_warnings() as told:
         run.train(60, 180)
     assert run.method == "one bit", run.method
-    assert "1e+12: each of the methods sends more; the training continues with one bit" in told[0], told
+    assert "1e+12, but each of the methods sends more; the training continues with one bit" in told[0], told
     run.close()
 
 
@@ -393,7 +393,7 @@ def check_resumed_local_steps(rank, size):
             assert residuals[0] == residuals[1] > 0
             other.close()
         other = Run(twin=twin, local_steps=False)
-        words = "is of method local steps, not of one of dense"
+        words = "has method local steps, not one of dense"
         expect_error(words, lambda: other.optimizer.load_state_dict(whole["optimizer"]))
         other.close()
         run.train(160, 163)

@@ -410,7 +410,7 @@ def check_errors(rank, size):
         run.step(rank, step)
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.99) if rank == 0 else (0.9, 0.999)
     compute_loss(run.model, rank, 5)
-    expect_error("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
+    expect_error("only the first beta can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
     run.optimizer.param_groups[0]["betas"] = (0.8 + 0.01 * rank, 0.999)
     expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or the tag (shown as a hash)")
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
@@ -441,7 +441,7 @@ def check_errors(rank, size):
     one.onebit.close()
     made = {
         "is on meta": lambda: nn.Linear(3, 3, device="meta"),
-        "is of torch.float64": lambda: nn.Linear(3, 3, dtype=torch.float64),
+        "has type torch.float64": lambda: nn.Linear(3, 3, dtype=torch.float64),
     }
     for words, make in made.items():
         expect_error(words, lambda: make_optimizer(make(), comm))

@@ -139,7 +139,7 @@ def check_nccl_by_default(rank, size):
     assert made() == [] and len(asked) == 1
     transport.has_kernels = lambda: rank > 0
     words = ["messages go through the host, which is slower: NCCL cannot be used: rank 0: "
-             "ERROR_UNSUPPORTED: the library was built without CUDA: it has no kernels"]  # fmt: skip
+             "ERROR_UNSUPPORTED: the library was built without CUDA, so it has no kernels"]  # fmt: skip
     found = made()
     assert found == words * (rank > 0) and len(asked) == 2, (found, len(asked))
     transport.has_kernels, transport.create_nccl, torch.cuda.device = kernels, create, device

@@ -212,14 +212,14 @@ def check_refused_state(rank, state):
     saved = state.state_dict()
     wrong = {**saved, "rank": 1} if rank == 0 else saved
     status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
-    words = "rank of the loaded state is 1, that of this HookState 0" if rank == 0 else ""
+    words = "rank of the loaded state is 1, but rank of this HookState is 0" if rank == 0 else ""
     expect_status(status, lambda: state.load_state_dict(wrong), words)
     state.load_state_dict({**saved, "steps": 1})  # is ignored
     plain, model = DistributedDataParallel(make_network()), DistributedDataParallel(make_network())
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
     assert torch.equal(run_backward(plain, rank, 0)[0], run_backward(model, rank, 0)[0])
     state.load_state_dict(saved)
-    expect_error("of another model", lambda: run_backward(model, rank, 0))
+    expect_error("belongs to another model", lambda: run_backward(model, rank, 0))
     assert is_equal_on_ranks(run_backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as in torch
     state.close()
     expect_error("this HookState is closed", lambda: run_backward(model, rank, 0))

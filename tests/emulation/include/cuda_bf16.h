@@ -1,5 +1,6 @@
 /*
- * bfloat16, with only the conversions that kernels use. NaNs are handled as in cuda_fp16.h.
+ * The bfloat16 type, with only the conversions that kernels use. NaNs are handled as in
+ * cuda_fp16.h.
  */
 #ifndef EMULATION_CUDA_BF16_H
 #define EMULATION_CUDA_BF16_H

@@ -1,6 +1,6 @@
 /*
- * float16, with only the conversions that kernels use. A NaN becomes the NaN that the hardware's
- * arithmetic makes, of either sign. CUDA promises only that a NaN stays a NaN.
+ * The float16 type, with only the conversions that kernels use. A NaN becomes the NaN that the
+ * hardware's arithmetic makes, of either sign. CUDA promises only that a NaN stays a NaN.
  */
 #ifndef EMULATION_CUDA_FP16_H
 #define EMULATION_CUDA_FP16_H

@@ -26,13 +26,13 @@
  *
  * The emulated device always behaves in ways that the documents of CUDA and NCCL permit but drivers
  * seldom show. A copy from memory that is not pinned waits for the earlier work of its stream and
- * stages the bytes. The copy to the destination is made after the call, when the stream comes to
- * it. Copies between devices and memsets are also made late. A copy to memory that is not pinned
- * waits in the call. cudaFree and cudaFreeHost wait for all work of the device; cudaStreamDestroy
- * waits for nothing. When NCCL has failed, its kernels spin until their rank aborts. ncclCommAbort
- * and ncclCommDestroy return only when no graph with calls on the communicator is left. An aborted
- * or destroyed communicator is freed. A later call on it ends the process, and so does freeing it
- * while another thread is in a call on it.
+ * stages the bytes. The staged bytes reach the destination after the call, when the stream runs the
+ * copy. Copies between devices and memsets also run late. A call that copies to memory that is not
+ * pinned returns after the copy. cudaFree and cudaFreeHost wait for all work of the device;
+ * cudaStreamDestroy waits for nothing. When NCCL has failed, its kernels spin until their rank
+ * aborts. ncclCommAbort and ncclCommDestroy return only when no graph with calls on the
+ * communicator is left. An aborted or destroyed communicator is freed. A later call on it ends the
+ * process, and so does freeing it while another thread is in a call on it.
  */
 #ifndef EMULATION_H
 #define EMULATION_H
@@ -50,9 +50,9 @@ struct emulation_counters {
   long memsets;
   long synchronisations; /* calls in which the host waited for the device */
   long allocations;      /* of device memory and of pinned memory */
-  long groups;           /* groups of NCCL calls; each communicator and stream in a group counts */
-  long events;           /* records of events and waits of streams; replays by a graph do not
-                          * count */
+  long groups;           /* groups of NCCL calls: one for each communicator and stream of a group */
+  long events;           /* records of events and waits of streams, except those in graph
+                          * launches */
   long sent_bytes;       /* bytes given to ncclSend */
 };
 struct emulation_counters emulation_counts(void);
@@ -63,15 +63,15 @@ void emulation_reset_counts(void);
  * zeros. */
 void emulation_only_count(int on);
 
-/* True if a device has a context. A real context takes hundreds of MiB. cudaSetDevice makes one,
- * and so do calls that use the current device. */
+/* True if a device has a context. A real context takes hundreds of MiB. cudaSetDevice and calls
+ * that use the current device make a context. */
 int emulation_has_context(int device);
 void emulation_forget_contexts(void);
 
 /* Returns the number of nodes in the longest chain of a graph. */
 long emulation_longest_chain(cudaGraph_t graph);
 
-/* Makes the n-th allocation (launch) from now on fail, once. n <= 0 makes no call fail. */
+/* Makes the n-th allocation (kernel launch) from now on fail, once. If n <= 0, none fails. */
 void emulation_fail_allocation(long n);
 void emulation_fail_launch(long n);
 

@@ -1,5 +1,6 @@
 /*
- * The device side: qualifiers, built-in variables, barriers, warp collectives, atomics.
+ * The device side of the emulation: qualifiers, built-in variables, barriers, warp collectives,
+ * atomics.
  */
 #ifndef EMULATION_DEVICE_H
 #define EMULATION_DEVICE_H
@@ -36,8 +37,8 @@ uint64_t wait_for_warp(collective kind, unsigned mask, uint64_t value, unsigned 
 void wait_for_cta();
 unsigned lane();
 
-/* A parameter type to which an argument is converted and from which T is not deduced. It permits
- * atomicAdd(&unsigned_sum, 1). */
+/* T, as the type of a parameter from which the compiler does not deduce T. The argument is
+ * converted to T. It permits atomicAdd(&unsigned_sum, 1). */
 template <typename T> using same = std::common_type_t<T>;
 
 template <typename To, typename From> To bits(From from) {
@@ -86,7 +87,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 template <typename T> T __shfl_sync(unsigned mask, T value, int source) {
   return emulation::shuffle(mask, value, (unsigned)source % 32);
 }
-/* A lane reads its own value if its source would be past the last lane. */
+/* A lane gets its own value if lane + delta is past the last lane. */
 template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
   unsigned lane = emulation::lane();
   return emulation::shuffle(mask, value, lane + delta < 32 ? lane + delta : lane);
@@ -120,7 +121,7 @@ inline int __ffs(int value) { return __builtin_ffs(value); }
 
 /* Loads and stores with cache hints. They check that the address is aligned to the size of the
  * access. __ldg is not provided, since a kernel that is launched early could use it to read data
- * that the kernel before has not written yet. */
+ * that the previous kernel has not written yet. */
 template <typename T> T __ldcs(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcg(const T *address) { return *emulation::aligned(address); }
 template <typename T> void __stcs(T *address, T value) { *emulation::aligned(address) = value; }

@@ -108,13 +108,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
 /* In a group, the next three functions return ncclInProgress and set their handles at the end of
  * the group. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* The functions with a configuration wait for the other ranks even if `blocking` is 0. They then
- * return ncclInProgress, which a program must handle, although the communicator is ready and
- * ncclCommGetAsyncError gives ncclSuccess. A split without a configuration uses its parent's
- * configuration. */
+/* The functions that get a configuration wait for the other ranks even if `blocking` is 0. In that
+ * case they return ncclInProgress, which a program must handle, although the communicator is ready
+ * and ncclCommGetAsyncError gives ncclSuccess. Without a configuration, ncclCommSplit uses the
+ * parent communicator's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
-/* The first of the ids identifies the communicator. */
+/* The first element of commIds identifies the communicator; the others are ignored. */
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
                                       ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
@@ -125,9 +125,9 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeR
                             ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags);
 /* Ends this rank's operations. Afterwards the communicator can only be destroyed or aborted. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
-/* Creates all ranks in one thread, without waiting for others. */
+/* Creates the communicators of all ranks in one thread, without waiting for other threads. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
-/* Waits for the operations of this rank, not for the other ranks. */
+/* Waits for this rank's operations, but not for the other ranks. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
@@ -169,7 +169,7 @@ ncclResult_t ncclGroupEnd(void);
  * from ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
-/* Counts the windows of all ranks: those registered so far, and those registered now.
+/* Counts the windows of all ranks: registrations so far, and windows that are registered now.
  * EMULATED_NCCL_VERSION=21800 emulates NCCL 2.18, which has no windows. In that version a call that
  * registers a window ends the process. */
 struct emulation_nccl_counters {

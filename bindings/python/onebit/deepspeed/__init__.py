@@ -44,7 +44,7 @@ def _check_dtype(wanted, optimizer):
     for _, one in optimizer._trained_parameters():
         if wanted and str(one.dtype) != f"torch.{wanted}":
             section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]
-            words = f"{section}.enabled is true and a parameter is of {one.dtype}"
+            words = f"{section}.enabled is true, but a parameter has type {one.dtype}"
             warnings.warn(f"{words}: convert the model", OnebitWarning, stacklevel=4)
             return
 
@@ -66,7 +66,7 @@ def from_config(config, model_parameters, comm=None, profile="default", engine=F
     """
     settings = read_config(config, _world(comm), profile, engine)
     for path, reason in settings.without_effect:
-        words = f"{path} is without effect" + (f": {reason}" if reason else "")
+        words = f"{path} has no effect" + (f": {reason}" if reason else "")
         warnings.warn(words, OnebitWarning, stacklevel=2)
     arguments = {**settings.arguments, **options}
     kind = getattr(optim, settings.kind)

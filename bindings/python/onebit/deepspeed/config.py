@@ -100,7 +100,7 @@ def _convert_value(path, value):
     if path in _BOOLEANS:
         wanted, good = "true or false", value in (True, False) and not isinstance(value, float)
     elif path in _WHOLE:
-        wanted = "a whole number from 0 on"
+        wanted = "a whole number of at least 0"
         good = _is_number(value) and value >= 0 and value == int(value)
         value = int(value) if good else value
     elif path.endswith(".betas"):
@@ -110,7 +110,7 @@ def _convert_value(path, value):
         wanted, good = "a number", _is_number(value)
     if good:
         return value
-    why = ": Hugging Face's Trainer would fill it in; here give the value" if value == "auto" else ""
+    why = ": only Hugging Face's Trainer fills in this value; give a value" if value == "auto" else ""
     raise argument_error(f"{path} is {value!r}, not {wanted}{why}")
 
 

@@ -42,7 +42,7 @@ def _list_units(kind, counts, uncompressed, world):
     quantum = world * (world * 8 // math.gcd(world, 8))
     if kind == "lamb":
         if any(uncompressed):
-            raise argument_error("a tensor is uncompressed: DeepSpeed's 1-bit LAMB has none of these")
+            raise argument_error("a tensor is uncompressed, but DeepSpeed's 1-bit LAMB has no such tensors")
         counts, uncompressed = [sum(counts)], [False]
     units, first, padding = [], 0, 0
     for count, whole in zip(counts, uncompressed):
@@ -139,7 +139,7 @@ class _Parts:
         has no residuals."""
         known = self.found.ranks
         if known is None and self.world > 1:
-            _warn("the checkpoint has no residuals, which begin with zeros: call "
+            _warn("the checkpoint has no residuals, so they begin with zeros: call "
                   "onebit.deepspeed.save_residuals when you save")  # fmt: skip
         for rank in range(self.world):
             lists = (known[rank].worker, known[rank].server) if known else ([], [])
@@ -201,7 +201,7 @@ class _Parts:
         frozen = self.found.step >= freeze and self.steps > 0
         self.add(part.PARAMETERS, self.joined("parameter"))
         if frozen and not self.layout.deepspeed:
-            _warn("the optimizer has the default profile: one more step is dense, then it freezes")
+            _warn("the optimizer has the default profile, so its variance freezes only after one more dense step")
         if not frozen or not self.layout.deepspeed:
             self.add(part.MOMENTUM, self.joined("exp_avg"))
             self.add(part.VARIANCE, self.joined("exp_avg_sq"))
@@ -322,7 +322,7 @@ def parts_of(found, layout, arguments):
     """Returns the parts that an optimizer with this layout loads. arguments: its options by DeepSpeed's
     names"""
     if found.kind != layout.kind:
-        raise argument_error(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
+        raise argument_error(f"the checkpoint belongs to {found.kind}, but the optimizer is {layout.kind}")
     rules = {name: arguments.get(name) or value for name, value in _DEFAULTS.items()}
     parts = _Parts(found, layout, rules)
     return parts.zero_one_parts() if found.kind == "zero_one_adam" else parts.momentum_parts()

@@ -98,7 +98,7 @@ def read_folder(directory, tag=None):
     folder = os.path.join(directory, tag)
     path = os.path.join(folder, "mp_rank_00_model_states.pt")
     if not os.path.exists(path):
-        raise argument_error(f"{path} is not there")
+        raise argument_error(f"{path} does not exist")
     return folder, _read_file(path)
 
 
@@ -114,8 +114,8 @@ def _read_ranks(folder, world, step):
             return None
         saved = _read_file(path)
         if (saved["ranks"], saved["step"]) != (world, step):
-            raise argument_error(f"{path} is of {saved['ranks']} ranks and step {saved['step']}, the "
-                                 f"checkpoint of {world} and {step}")  # fmt: skip
+            raise argument_error(f"{path} has {saved['ranks']} ranks and step {saved['step']}, but the "
+                                 f"checkpoint has {world} and {step}")  # fmt: skip
         own = [{name: array(one) for name, one in each.items()} for each in saved["own"]]
         lists = ([array(one) for one in saved[name]] for name in ("worker", "server", "tail"))
         ranks.append(Rank(*lists, own))
@@ -141,7 +141,7 @@ def _make_tensor_state(parameter, saved):
         zeros = torch.zeros(1, dtype=torch.float32).expand(parameter.numel())
         made[name] = array(saved.get(name, zeros))
         if len(made[name]) != parameter.numel():
-            raise argument_error(f"{name} has {len(made[name])} elements, its parameter "
+            raise argument_error(f"{name} has {len(made[name])} elements, but its parameter has "
                                  f"{parameter.numel()}: name parameters in the order in which DeepSpeed's "
                                  "optimizer had them")  # fmt: skip
     return made
@@ -151,7 +151,7 @@ def read_state(folder, checkpoint, parameters):
     """Returns the `State` in a checkpoint. parameters: (number, values) of the trained parameters, with
     DeepSpeed's numbers; not used if a wrapper has saved its own values"""
     if not checkpoint.get("optimizer"):
-        raise argument_error(f"{folder} has no state of an optimizer")
+        raise argument_error(f"{folder} has no optimizer state")
     saved, masters, flat = _split_wrapper_state(checkpoint["optimizer"])
     states = saved["state"]
     if masters is not None:

@@ -554,7 +554,7 @@ class Automatic:
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
             taken, expected = _format_seconds(total), _format_seconds(before)
-            self._print_choice(f"; a step takes {taken}, {expected} was expected{dropped}")
+            self._print_choice(f"; a step takes {taken}, but {expected} was expected{dropped}")
         self._looks += 1
         self.changes += best != self.method
         if best != self.method:
@@ -619,7 +619,7 @@ class Automatic:
         if len(every) > 1:
             raise argument_error(f"the ranks' states differ: {'; '.join(sorted(every))}")
         if record["method"] not in self.methods:
-            raise argument_error(f"the state is of method {record['method']}, not of one of {', '.join(self.methods)}")
+            raise argument_error(f"the state has method {record['method']}, not one of {', '.join(self.methods)}")
         if record["method"] == LOCAL:
             self._saved = record["local_steps"], saved_parts(self.comm, saved)
         return record

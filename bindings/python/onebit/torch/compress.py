@@ -104,7 +104,7 @@ def _why_not_parameter(one, names, sparse):
     if id(one) in sparse:
         return "has sparse gradients"
     if one.dtype not in DTYPES:
-        return f"is of {one.dtype}"
+        return f"has type {one.dtype}"
     one = getattr(one, "to_local", lambda: one)()  # only a DTensor has to_local
     return None if flat(one.detach()) is not None else "has gaps in its memory"
 
@@ -134,7 +134,7 @@ def _reasons(model, optimizer):
     most = max(sizes, key=sizes.get, default=None)
     for one, reason in reasons.items():
         if reason is None and (one.dtype, one.device.type) != most:
-            reasons[one] = f"is of {one.dtype} on {one.device.type}, most are of {most[0]} on {most[1]}"
+            reasons[one] = f"has type {one.dtype} on {one.device.type}, but most have {most[0]} on {most[1]}"
     return reasons
 
 
@@ -175,12 +175,12 @@ class _Choice:
         self.names = {one: name for name, one in _module_of(model).named_parameters()}
         for one in self.names:
             if one.requires_grad and not any(one in of for of in every):
-                self.reasons[one] = "is in no optimizer: requires_grad_(False) saves its exchange"
+                self.reasons[one] = "is in no optimizer: requires_grad_(False) avoids its exchange"
         others = [one for one, reason in self.reasons.items() if reason != _FROZEN]
         if isinstance(model, FSDPModule) and others:
             name = self.names.get(others[0], "a parameter of the optimizer")
             raise argument_error(f"with fully_shard every parameter must use one bit, but {name} "
-                                 f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
+                                 f"{self.reasons[others[0]]}: use onebit.torch.fsdp.compress")
 
     def averaged(self):
         """Returns, by name, the reasons why parameters that are not frozen are not exchanged in one bit."""

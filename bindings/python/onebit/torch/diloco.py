@@ -26,7 +26,7 @@ def _rule_of(outer):
     group = outer.param_groups[0]
     for name in "weight_decay", "dampening", "maximize":
         if group.get(name):
-            raise argument_error(f"{name} of outer is {group[name]}: the outer step has none")
+            raise argument_error(f"{name} of outer is {group[name]}, but the outer step has no {name}")
     rule = "nesterov" if group["nesterov"] else "momentum" if group["momentum"] else "mean"
     momentum = {"momentum": group["momentum"]} if group["momentum"] else {}
     return {"rule": rule, "learning_rate": group["lr"], **momentum}

@@ -367,7 +367,7 @@ def compress(
     _check_bits("gather_bits", gather_bits)
     modules = {n: one for n, one in model.named_modules() if isinstance(one, FSDPModule)}
     if not modules:
-        raise ValueError("model has no FSDP module: fully_shard comes first")
+        raise ValueError("model has no FSDP module: call fully_shard first")
     change = gather_bits is not None and gather_bits < 8 if change is None else change
     made = Compression(modules, error_feedback, timeout, transport, options)
     kept = {} if error_feedback else {"no_error_feedback": 1}

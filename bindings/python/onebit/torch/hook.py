@@ -140,7 +140,7 @@ class HookState:
         **plan_options,
     ):
         if warmup_steps < 1:
-            raise ValueError(f"warmup_steps is {warmup_steps}, not at least 1")
+            raise ValueError(f"warmup_steps is {warmup_steps}: it must be at least 1")
         bits, normalise = choose(optimizer, bits, normalise)
         self._begin(process_group, warmup_steps, timeout, bits, normalise, plan_options)
 
@@ -374,7 +374,7 @@ class HookState:
         for bucket in loaded["buckets"].values():
             sizes.update(zip(bucket["numbers"], bucket["sizes"]))
         if sizes != {number: piece.numel() for number, piece in pieces.items()}:
-            raise argument_error("the state is of another model, or of one that was wrapped otherwise")
+            raise argument_error("the state belongs to another model, or to a model that was wrapped differently")
         if self.normalise:
             self._normaliser.load(loaded["moments"])
         for job in jobs:
@@ -443,7 +443,7 @@ class HookState:
         for name, value in {**own, "normalise": self.normalise}.items():
             if state_dict is not None and state_dict[name] not in (value, None):
                 reason = argument_error(
-                    f"{name} of the loaded state is {state_dict[name]}, that of this HookState {value}"
+                    f"{name} of the loaded state is {state_dict[name]}, but {name} of this HookState is {value}"
                 )
         agree(comm, reason)
 

@@ -58,8 +58,8 @@ _WHY_NOT = {
     "amsgrad": "the library's Adam has no such variant",
     "capturable": "steps wait for other ranks",
     "differentiable": "the library's steps are not recorded by autograd",
-    "nesterov": "the library's momentum is the heavy ball's",
-    "dampening": "the library's momentum has none",
+    "nesterov": "the library has heavy-ball momentum only",
+    "dampening": "the library's momentum has no dampening",
 }
 
 # The number of elements of a bucket that is sent during the backward pass. It corresponds to
@@ -294,8 +294,8 @@ class _Optimizer(StatefulOptimizer):
         for name, value in self._fixed.items():
             if group.get(name, value) != value:
                 raise argument_error(
-                    f"{name} of group {number} is {group[name]}, and {value} for all groups since "
-                    "the optimizer was made: it cannot change"
+                    f"{name} of group {number} is {group[name]}, but was {value} for all groups when "
+                    f"the optimizer was made: {name} cannot change"
                 )
             if value and name in _WHY_NOT:
                 raise argument_error(f"{name} is {value}: {_WHY_NOT[name]}")
@@ -308,10 +308,10 @@ class _Optimizer(StatefulOptimizer):
         else:
             name, (beta1, *rest), (_, *fixed) = "betas", group["betas"], self.defaults["betas"]
         if not 0 < beta1 < 1:
-            raise argument_error(f"{name} of group {number} is {group[name]}: greater than 0, and below 1")
+            raise argument_error(f"{name} of group {number} is {group[name]}: it must be above 0 and below 1")
         if list(rest) != list(fixed):
-            raise argument_error(f"betas of group {number} are {group['betas']}, and "
-                                 f"{self.defaults['betas']} when the optimizer was made: only the first can "
+            raise argument_error(f"betas of group {number} are {group['betas']}, but were "
+                                 f"{self.defaults['betas']} when the optimizer was made: only the first beta can "
                                  "change")
         return float(beta1)
 
@@ -330,7 +330,8 @@ class _Optimizer(StatefulOptimizer):
             beta1 = own
             for name in "lr", "weight_decay":
                 if not 0 <= float(group[name]) < math.inf:
-                    raise argument_error(f"{name} of group {number} is {group[name]}, not finite, from 0 on")
+                    raise argument_error(f"{name} of group {number} is {group[name]}: it must be finite and "
+                                         "at least 0")
             rates.append(float(group["lr"]))
         rate = rates[0] or max(rates, default=0.0)
         decoupled = self.defaults["decoupled_weight_decay"]

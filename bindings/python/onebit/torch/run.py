@@ -75,7 +75,8 @@ def given_hook(given, bucket):
 def give_hooks(totals, **options):
     """Registers the hook with each DistributedDataParallel that is created from now on."""
     if int(torch.__version__.split(".")[0]) < 2:
-        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not tell which hooks a model has")
+        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 cannot report which hooks a model has: "
+                                              "install torch 2.0 or newer")
     make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(make)

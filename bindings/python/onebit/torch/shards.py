@@ -264,7 +264,7 @@ def shards_of(parameters):
     if mesh.ndim != 2:
         raise argument_error(
             f"the parameters are on a mesh of {mesh.ndim} dimension{'s' * (mesh.ndim != 1)}, not on one "
-            "of replicas and shards (HSDP): for FSDP take onebit.torch.fsdp.compress"
+            "of replicas and shards (HSDP): for FSDP use onebit.torch.fsdp.compress"
         )
     for number, one in enumerate(parameters):
         if not (one.placements[0].is_replicate() and one.placements[1].is_shard()):

@@ -38,7 +38,7 @@ def is_staged(stage, parameters):
         return False  # there is nothing to copy; the library rejects such tensors
     may_use = kinds == {"cuda"} and has_kernels()
     if stage == "device" and kinds and not may_use:
-        raise argument_error(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
+        raise argument_error(f"stage is 'device', but the library has no kernels for {', '.join(sorted(kinds))}")
     if stage == "host" or is_staging_forced():
         return True
     return stage == "auto" and bool(kinds) and not may_use

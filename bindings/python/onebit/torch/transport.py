@@ -208,7 +208,7 @@ def _leave_all():
 
 def check_member(group):
     if not (dist.is_available() and dist.is_initialized()):
-        raise argument_error("torch.distributed is not initialised: init_process_group comes first")
+        raise argument_error("torch.distributed is not initialised: call init_process_group first")
     if group is not None and dist.get_rank(group) < 0:
         raise argument_error("group does not have this process")
 
@@ -386,7 +386,7 @@ def create_nccl(kind, group, timeout):
 
     def begin():
         if not has_kernels():
-            raise Error(Status.ERROR_UNSUPPORTED, "the library was built without CUDA: it has no kernels")
+            raise Error(Status.ERROR_UNSUPPORTED, "the library was built without CUDA, so it has no kernels")
         nccl = Nccl()
         return nccl.unique_id() if dist.get_rank(group) == 0 else None
 
