@@ -1,7 +1,8 @@
 # Builds the libraries inside the Python package, and its wheels. The Makefile includes this file.
-# setup.py builds the first two targets.
+# setup.py builds the first three targets.
 #
 #   python-library   the library without MPI, stripped: with MPI=0
+#   python-tune      onebit-tune without MPI, for --predict: with MPI=0
 #   python-mpi       the transport over MPI, for the ABI of MPICC's mpi.h: with MPI=1. The library of
 #                    PYTHON_LIBRARY loads it at run time, and it finds MPI in the process: so one
 #                    wheel has a part for Open MPI, one for MPICH and one for the ABI of MPI 5
@@ -12,7 +13,7 @@
 PYTHON_LIBRARY ?= $(BUILD)/python/libonebit_python.so
 WHEELS         ?= $(BUILD)/wheels
 PYTHON         ?= python3
-.PHONY: python-library python-mpi wheel
+.PHONY: python-library python-tune python-mpi wheel
 
 # Some linkers do not know -Bsymbolic-functions. -Bsymbolic has the same effect here: no data is
 # exported.
@@ -25,6 +26,11 @@ $(BUILD)/python/libonebit_python.so: $(LIBRARY) bindings/python/library.map
 	$(Q)mkdir -p $(@D)
 	$(Q)$(call LINK_PYTHON,$(@F)) -Wl,--version-script=bindings/python/library.map -o $@ $(LIBRARY) \
 	  $(LIBRARY_LIBS)
+
+python-tune: $(BUILD)/python/onebit-tune
+$(BUILD)/python/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED) $(OPTIONS) $(STATIC)
+	$(call say,LD)
+	$(link) -s $(LIBS)
 
 python-mpi: $(call objects,base/*_mpi.c collectives/transports/comm_mpi.c \
   collectives/transports/transport_mpi.c) $(PYTHON_LIBRARY) bindings/python/mpi.map

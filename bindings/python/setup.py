@@ -34,7 +34,7 @@ PACKAGE = TOP / "bindings/python"
 # The sources of the library and of the package.
 SOURCES = (
     "Makefile CHANGELOG.md LICENSE onebit.map onebit.pc.in include base compression collectives"
-    " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
+    " optimizers dropin cuda tools bindings/python bindings/fortran/rules.mk examples/rules.mk"
     " packaging/install.mk docs/site/rules.mk tests/rules.mk tests/gpu/rules.mk"
 ).split()
 # Paths that are not part of the sources, such as the folder onebit-VERSION that setuptools creates
@@ -106,7 +106,7 @@ def run_make(*options):
 
 
 def build_library():
-    """Builds the shared libraries, and returns their paths."""
+    """Builds the shared libraries and onebit-tune, and returns their paths."""
     missing = [needed for needed in ("make", compiler()[0]) if not shutil.which(needed)]
     if missing:
         raise SystemExit(f"onebit: {' and '.join(missing)} needed to build the library, and not there: "
@@ -118,11 +118,11 @@ def build_library():
     build = f"build-python-{machine()}"
     library = f"{build}/python/libonebit_python.so"
     shutil.rmtree(TOP / build / "mpi", ignore_errors=True)
-    run_make("MPI=0", f"BUILD={build}", *common, "python-library")
+    run_make("MPI=0", f"BUILD={build}", *common, "python-library", "python-tune")
     for number, wrapper in enumerate(mpi_wrappers()):
         options = ["MPI=1", f"MPICC={wrapper}", f"BUILD={build}/mpi/{number}"]
         run_make(*options, f"PYTHON_LIBRARY={library}", *common, "python-mpi")
-    return [TOP / library, *(TOP / build).glob("mpi/*/python/*.so")]
+    return [TOP / library, TOP / build / "python/onebit-tune", *(TOP / build).glob("mpi/*/python/*.so")]
 
 
 # --- Commands of setuptools ----------------------------------------------------------------------
