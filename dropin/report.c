@@ -191,8 +191,8 @@ static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
   for (; shadow; shadow = shadow->next)
     fprintf(
         file,
-        "    tensor %d: compressed sums differ from exact sums by %.2g %% of their norm in the "
-        "last %llu comparisons, and by at most %.2g %%%s\n",
+        "    tensor %d: compressed sums differ from exact sums by %.3g %% of their norm in the "
+        "last %llu comparisons, and by at most %.3g %%%s\n",
         shadow->tensor, 100 * ob_record_difference(shadow),
         (unsigned long long)(shadow->samples < OB_SHADOW_SAMPLES ? shadow->samples
                                                                  : OB_SHADOW_SAMPLES),
@@ -278,6 +278,15 @@ static void print_sum(FILE *file, const struct ob_report *report) {
         "  Compression took longer than it saved on the network: dense sums are faster here.\n");
 }
 
+/* Says that the program made no sum for this library. */
+static void print_nothing_seen(FILE *file) {
+  fprintf(file,
+          "  No sum could be compressed: the program made no MPI_Allreduce of float or double of "
+          "%zu KiB or more (MPI_SUM). Calls of onebit's own functions, such as "
+          "ONEBIT_Allreduce, are not counted here.\n",
+          ob_preload.rules.min_bytes >> 10);
+}
+
 static void print_advice(FILE *file, const struct ob_report *report) {
   const char *command = ob_knob_text(OB_KNOB_COMMAND);
   double seconds = 0;
@@ -285,11 +294,7 @@ static void print_advice(FILE *file, const struct ob_report *report) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     seconds += estimate_saved_seconds(record, report);
   if (!watched) {
-    fprintf(file,
-            "  No sum could be compressed: the program made no MPI_Allreduce of float or double of "
-            "%zu KiB or more (MPI_SUM). Calls of onebit's own functions, such as "
-            "ONEBIT_Allreduce, are not counted here.\n",
-            ob_preload.rules.min_bytes >> 10);
+    print_nothing_seen(file);
     return;
   }
   fprintf(file,
@@ -346,6 +351,8 @@ static void report_text(FILE *file, const struct ob_report *report) {
     print_bits_advice(file);
   else if (!ob_preload.refused && !ob_rules_can_compress(&ob_preload.rules))
     print_advice(file, report);
+  else if (!ob_preload.refused && !ob_counters_first())
+    print_nothing_seen(file);
 }
 
 /* ---- Output by ONEBIT_REPORT ---- */

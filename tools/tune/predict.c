@@ -103,6 +103,10 @@ static void predict_print_costs(const struct ob_costs *costs,
            "--shared-cores N for one machine that has all hosts.\n");
 }
 
+/* Bytes per second. On faster links MPI usually runs over RDMA, whose costs the default model
+ * lacks. */
+#define FAST_LINK 3e9
+
 static void predict_print_assumptions(const struct ob_costs *costs,
                                       const struct tune_training *training) {
   const struct tune_policy policy = tune_policy(training, TUNE_ZERO_ONE);
@@ -110,13 +114,20 @@ static void predict_print_assumptions(const struct ob_costs *costs,
   predict_print_costs(costs, training);
   printf("# Link of a host: %s of payload each way.\n",
          TUNE_WORDS(TUNE_RATE, costs->between.bandwidth));
+  if (costs->between.bandwidth > FAST_LINK && !strncmp(costs->source, "defaults", 8))
+    printf("# These are costs of TCP on gigabit Ethernet. On so fast a link, RDMA makes dense sums "
+           "faster\n"
+           "#   than predicted: let onebit-tune measure them.\n");
   printf(
       "# Dense: MPI_Allreduce, which reaches %.2f of the link here; float16: half the bytes, and "
       "a conversion.\n",
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
-  printf("# Overlap: the exchange hides behind %.0f %% of the computation (backward), but for the "
-         "last of %.0f\n#   buckets, and for the work of codec and TCP, which takes a core of "
-         "those that compute.\n",
+  printf("# Overlapped: read this column and the speed-up after it if the program exchanges beside "
+         "the\n"
+         "#   backward pass, as PyTorch's DistributedDataParallel does, else those before it. The\n"
+         "#   exchange hides behind %.0f %% of the computation, but for the last of %.0f buckets, "
+         "and for\n"
+         "#   the work of codec and TCP, which takes a core of those that compute.\n",
          100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
   printf("# 0/1 Adam, %.0f steps: its variance is frozen after step %d, and all other options are "
          "the\n#   defaults. It sends one bit in %.1f %% of the steps, full precision in %.2f %%, "

@@ -554,7 +554,8 @@ class Automatic:
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
             taken, expected = _format_seconds(total), _format_seconds(before)
-            self._print_choice(f"; a step takes {taken}, but {expected} was expected{dropped}")
+            why = f"a step takes {taken}, but {expected} was expected" if deviates else "measured again"
+            self._print_choice(f"; {why}{dropped}")
         self._looks += 1
         self.changes += best != self.method
         if best != self.method:
