@@ -343,11 +343,11 @@ static void append_text(onebit_method_choice_t *choice, const char *format, ...)
   va_end(arguments);
 }
 
-/* Appends the estimated seconds of a step with this method, and the seconds by which measured steps
- * were longer than the model. */
-static void append_step(onebit_method_choice_t *choice, int method) {
+/* Appends the estimated seconds of a step with this method, the method's name or "", and the
+ * seconds by which measured steps were longer than the model. */
+static void append_step(onebit_method_choice_t *choice, int method, const char *name) {
   const double seconds = choice->expected[method], extra = choice->extra[method];
-  append_text(choice, "%s", format_duration(seconds).text);
+  append_text(choice, "%s%s", format_duration(seconds).text, name);
   if (fabs(extra) > 0.01 * seconds)
     append_text(choice, " (%s %s than by the cost model)", format_duration(fabs(extra)).text,
                 extra < 0 ? "less" : "more");
@@ -359,11 +359,10 @@ static void describe_choice(onebit_method_choice_t *choice) {
   if (choice->local_steps)
     append_text(choice, " (%zu)", choice->local_steps);
   append_text(choice, ", and expects a step of ");
-  append_step(choice, (int)choice->method);
+  append_step(choice, (int)choice->method, "");
   if (choice->method != ONEBIT_METHOD_DENSE && isfinite(choice->expected[ONEBIT_METHOD_DENSE])) {
     append_text(choice, " instead of ");
-    append_step(choice, ONEBIT_METHOD_DENSE);
-    append_text(choice, " dense");
+    append_step(choice, ONEBIT_METHOD_DENSE, " dense");
   }
   append_text(choice, ": the computation takes %s, an exchange",
               format_duration(choice->compute).text);

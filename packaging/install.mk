@@ -162,6 +162,7 @@ uninstall:
 	for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
 	  "$$DOCDIR/examples" "$$DOCDIR/packaging/jobs" "$$DOCDIR/packaging" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
 	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done; \
+	$(if $(DESTDIR)$(is_elsewhere),,ldconfig 2>/dev/null || :;) \
 	[ "$$was" ] && echo 'onebit is removed from $(DESTDIR)$(PREFIX)' || echo 'onebit is not in $(DESTDIR)$(PREFIX)'
 
 # The source archive of a release has the same bytes from every checkout of the commit.

@@ -122,13 +122,14 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       "# Dense: MPI_Allreduce, which reaches %.2f of the link here; float16: half the bytes, and "
       "a conversion.\n",
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
-  printf("# Overlapped: read this column and the speed-up after it if the program exchanges beside "
-         "the\n"
-         "#   backward pass, as PyTorch's DistributedDataParallel does, else those before it. The\n"
-         "#   exchange hides behind %.0f %% of the computation, but for the last of %.0f buckets, "
-         "and for\n"
-         "#   the work of codec and TCP, which takes a core of those that compute.\n",
-         100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
+  printf(
+      "# Overlapped: read this column and the speed-up after it if the program exchanges while it\n"
+      "#   computes, as PyTorch's DistributedDataParallel does, else those before it. The "
+      "exchange\n"
+      "#   hides behind %.0f %% of the computation, but for the last of %.0f buckets and for the "
+      "work of\n"
+      "#   codec and TCP. A model below 25 MB has fewer buckets, so that less is hidden.\n",
+      100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
   printf("# 0/1 Adam, %.0f steps: its variance is frozen after step %d, and all other options are "
          "the\n#   defaults. It sends one bit in %.1f %% of the steps, full precision in %.2f %%, "
          "nothing in %.1f %%.\n",

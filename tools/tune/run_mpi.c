@@ -403,18 +403,23 @@ static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   return run->cluster.ranks == 1 || tune_measure_calls(run, points);
 }
 
-/* True if the tuning file is to be written. Collective. */
-static bool is_file_wanted(const struct tune_run *run) {
+/* Writes the tuning file, if it is wanted. A file of doubtful times is written only to a path that
+ * the command line names. Collective. */
+static bool write_wanted_file(struct tune_run *run, const char *path) {
   if (run->cluster.ranks == 1 || run->options->dry_run)
-    return false;
-  if (run->options->output ||
-      tune_have_all_succeeded(run->team.rank != 0 || !tune_is_doubtful(&run->costs)))
     return true;
-  if (run->team.rank == 0)
-    printf("\n# Not written: the times contradict each other, as on hosts that other programs use. "
-           "Repeat\n# onebit-tune when the hosts are idle; with --output PATH it writes the file "
-           "in any case.\n");
-  return false;
+  const bool doubtful =
+      !tune_have_all_succeeded(run->team.rank != 0 || !tune_is_doubtful(&run->costs));
+  if (doubtful && run->team.rank == 0)
+    tune_print_error(
+        "the times contradict each other, as on hosts that other programs use: %s",
+        run->options->output
+            ? "plans that read this file may choose badly"
+            : "no file is written. Repeat onebit-tune when the hosts are idle, or give "
+              "--output PATH, which writes the file in any case");
+  if (doubtful && !run->options->output)
+    return false;
+  return run->team.leaders == MPI_COMM_NULL || run_mpi_write_file(run, path);
 }
 
 static bool print_results(struct tune_run *run, const char *path,
@@ -430,8 +435,7 @@ static bool print_results(struct tune_run *run, const char *path,
       tune_print_decisions(&run->costs, &run->cluster);
     }
   }
-  return !is_file_wanted(run) || run->team.leaders == MPI_COMM_NULL ||
-         run_mpi_write_file(run, path);
+  return write_wanted_file(run, path);
 }
 
 int tune_run(const struct tune_options *options) {

@@ -75,8 +75,8 @@ def wrapped_of(model):
 def check_wrapped(model):
     if not isinstance(model, DistributedDataParallel):
         raise argument_error(
-            f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one, or for "
-            "FSDP2 use onebit.torch.fsdp.compress"
+            f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one first "
+            "(with Accelerate, call this after accelerator.prepare), or for FSDP2 use onebit.torch.fsdp.compress"
         )
     handle = _handles.get(model)
     if handle is not None and not handle.optimizer._closed:

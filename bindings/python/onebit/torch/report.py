@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
     def __str__(self):
         sent, dense = self.bytes_sent, self.dense_bytes
-        less = "no less traffic yet: " if sent and dense else ""
+        less = "no less traffic: " if sent and dense else ""
         if sent and dense > sent:
             less = f"{dense / sent:.1f}x less traffic: "
         loaded = f" ({self.loaded_steps} of them loaded); since loading" if self.loaded_steps else ""

@@ -64,9 +64,10 @@ def trainer_callback():
             self._begin(next(iter(fresh or found), None), optimizer)
 
         def on_step_end(self, args, state, control, **_):
-            if control.should_save and hasattr(self.optimizer, "consolidate_state_dict"):
+            saves = control.should_save and not args.save_only_model
+            if saves and hasattr(self.optimizer, "consolidate_state_dict"):
                 self.optimizer.consolidate_state_dict()
-            elif control.should_evaluate:
+            elif control.should_save or control.should_evaluate:
                 self._synchronize()
 
         on_epoch_end = on_step_end
