@@ -96,8 +96,8 @@ const struct tool_option train_rows[] = {
      "what computing a gradient takes at least: a rank sleeps for the rest, as if\n"
      "another device computed; default 0", .high = 1000},
     {"link", 0, TOOL_FLOAT, AT(link), "X",
-     "Mbit/s of a link that is modelled: after an exchange a rank sleeps as long\n"
-     "as the bytes that it has sent take on it; default 0: none", .high = 1e6},
+     "bandwidth in Mbit/s of a modelled link: after an exchange, a rank sleeps as\n"
+     "long as its bytes would take on the link; default 0: no such link", .high = 1e6},
     {"ranks", 0, TOOL_COUNT, AT(ranks), "N",
      "ranks as threads of this process, instead of MPI's processes", .low = 1, .high = 1024},
     {.kind = TOOL_HEADING, .help = "Optimizer:"},

@@ -291,9 +291,9 @@ def mpi_function(kind):
     if path is None or os.path.dirname(library._name) != _native.HERE:
         raise Error(
             Status.ERROR_UNSUPPORTED,
-            f"{library._name} is built without MPI, or not for {MPI_KINDS[kind]}: where an mpicc of "
-            f"{MPI_KINDS[kind]} is, `pip install` builds that too; or use a library of `make` "
-            "(ONEBIT_LIBRARY)",
+            f"{library._name} was built without MPI, or for another MPI than {MPI_KINDS[kind]}: install the "
+            f"package again where the mpicc of {MPI_KINDS[kind]} is on the PATH, or set ONEBIT_LIBRARY to a library "
+            "built by make",
         )
     return ctypes.CDLL(path).onebit_comm_create_mpi
 

@@ -261,7 +261,7 @@ def test_a_kind_that_is_not_built_is_refused(kind, monkeypatch):
         _name = "/of/a/test.so"
 
     monkeypatch.setattr(onebit._native, "library", Library)
-    with pytest.raises(onebit.Error, match="/of/a/test.so is built without MPI") as caught:
+    with pytest.raises(onebit.Error, match="/of/a/test.so was built without MPI") as caught:
         onebit.communicator.mpi_function(kind)
     assert caught.value.status is onebit.Status.ERROR_UNSUPPORTED
 

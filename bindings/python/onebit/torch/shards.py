@@ -303,7 +303,7 @@ def _reason_for_none(rows, said, size, auto):
     """Returns the reason why shards are impossible; None: they are possible. rows: the ranks of each host"""
     sizes = sorted({len(one) for one in rows.values()})
     if size != dist.get_world_size():
-        return "the model's group is not of all processes"
+        return "the model's process group does not contain all processes"
     if not auto and any(rank not in one for rank, one in enumerate(said)):
         return "a rank is not a member of the group that it passed as inside"
     if len(sizes) > 1:
