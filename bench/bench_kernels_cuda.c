@@ -156,7 +156,8 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Passes of optimizers. If a row gives no traffic, it follows from the pass's kind. */
+/* Passes of optimizers. If a row sets no memory traffic, the traffic follows from the kind of the
+ * pass. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},

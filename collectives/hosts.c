@@ -64,7 +64,7 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
   hosts->ranks = ob_allocate((size_t)size, sizeof *hosts->ranks);
   if (!tallies || !hosts->ranks) {
     ob_release(tallies);
-    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the host names of %d ranks", size);
   }
   for (int r = 0; r < size; r++) {
     struct tally *tally = &tallies[first_rank_on_host(host_of, r)];

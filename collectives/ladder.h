@@ -31,7 +31,7 @@ struct onebit_plan;
 struct ob_ladder_state {
   uint64_t width, last_width; /* of the next and of the last call; ob_ladder_get_state sets them */
   uint64_t calls, moves;      /* number of committed calls; number of changes of width */
-  uint64_t settling;          /* windows until the width may change again */
+  uint64_t settling;          /* windows (groups of calls) until the width may change again */
   uint64_t calm;              /* windows in a row in which fewer bits would suffice on all ranks */
   uint64_t patience;          /* the value of `calm` at which the width is halved */
   uint64_t descended;         /* 1: the width was halved at least once */

@@ -281,9 +281,9 @@ static void mark_not_finite(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* Loads the block, multiplied by the source's factor, and fills its last word up with zeros, since
- * the memory may have values of an earlier message. Returns true if all elements are finite; if
- * work->bounded is set, true if the sum of their squares is finite. */
+/* Loads the block, multiplied by the source's factor, and pads its last word with zeros, since the
+ * buffer may still hold values of an earlier message. Returns whether all elements are finite, or,
+ * if work->bounded is set, whether the sum of their squares is finite. */
 static bool load_block(const struct ob_block_step *step, const struct ob_block *block,
                        float *values) {
   const struct ob_work *work = step->work;

@@ -136,7 +136,7 @@ struct ob_work {
   bool half, bounded;
   int threads;
   size_t streams;         /* number of messages that are reduced or summed */
-  size_t max_streams;     /* number of messages that are averaged, if larger */
+  size_t max_streams;     /* number of messages that are averaged, if larger than `streams` */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks, of each thread */
   float *scales;          /* scratch of the same size */
   const float **values;   /* scratch of ob_average_values: max_streams */

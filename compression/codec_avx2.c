@@ -168,8 +168,8 @@ static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *f
   _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
 }
 
-/* Computes ob_encode_level for 8 bits without the sign: returns the lower 7 bits of the codes, and
- * sets `level` to their levels. */
+/* Computes ob_encode_level for 8-bit codes: returns the lower 7 bits of the codes, without the sign
+ * bit, and sets `level` to the levels of the codes. */
 static inline __m256i quantise_ratio(V ratio, V *level) {
   const __m256i bits = _mm256_castps_si256(ratio), above = _mm256_castps_si256(v_abs(ratio)),
                 rounded = _mm256_add_epi32(above, _mm256_set1_epi32(1 << 19)),

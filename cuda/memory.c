@@ -190,7 +190,7 @@ static bool has_context(int device) { return emulation_has_context(device); }
 static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
   (void)size;
   *(unsigned long long *)loads = info->dlpi_adds;
-  return 1; /* it is the same for every library */
+  return 1; /* stop: dlpi_adds counts for the whole process */
 }
 
 /* Returns the driver if the program has loaded it, else NULL. It is looked for again only after the

@@ -176,8 +176,8 @@ const struct tool_option train_rows[] = {
      "float32, bfloat16, float16: what gradients are rounded to; default float32",
      .names = parameters_names},
     {"loss-scale", 0, TOOL_FLOAT, AT(loss_scale), "X",
-     "first factor of the loss; it falls and rises with what the gradients can\n"
-     "hold", .low = 1, .high = 0x1p30},
+     "initial loss scale; it is lowered when gradients overflow, and raised when\n"
+     "they do not", .low = 1, .high = 0x1p30},
     {"loss-scale-interval", 0, TOOL_COUNT, AT(loss_scale_interval), "N",
      "steps without overflow before the loss scale doubles", .low = 1, .high = 1e9},
     {.kind = TOOL_HEADING, .help = "Reports and checkpoints:"},

@@ -244,7 +244,7 @@ struct ob_recipe {
   void *own;                         /* becomes optimizer->own, or is released; plain memory */
 };
 
-/* Defines the public function that creates an optimizer of a row. */
+/* Defines the public function that creates the optimizer of one row of the table of methods. */
 #define OB_METHOD_CREATE(name)                                                                     \
   onebit_status_t onebit_##name##_create(                                                          \
       onebit_comm_t comm, const onebit_tensor_t *tensors, size_t ntensors,                         \

@@ -133,7 +133,7 @@ Test(statistics, of_every_tensor_on_hosts) {
   }
 }
 
-/* --- Statistics of all tensors, for every optimizer, and mixed precision */
+/* --- Tests of the statistics over all tensors, for every optimizer, and of mixed precision */
 
 static void check_totals(const struct subject *subject, onebit_optimizer_t optimizer,
                          const void *parameters, uint64_t sent) {

@@ -47,7 +47,7 @@ Test(tune_program, predicts) {
   expect_output(said, "each rank has a core of its own");
   expect_output(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
   said = program(0, PREDICT "--compute 1 --shared-cores 32");
-  expect_output(said, "32 that all hosts share as one machine");
+  expect_output(said, "32 in all, which the hosts share because they are one machine");
   expect_output(said, "take 4.00 times as long");
   expect_output(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }

@@ -7,9 +7,14 @@
  *   reduce-scatter  C0 E0 | C1 E1 r0 A0 | ... decide
  *   allgather       C0 G0 | C1 G1 c0 A0 | ... decide
  *
+ * A letter is a step, its number is the chunk. C: compress the input, E: send segments to the ranks
+ * that reduce them, r: receive segments, R: reduce them, G: send the results, c: collect results,
+ * A: apply them.
+ *
  * An allreduce's results are applied one chunk later than possible, so that the next messages are
- * sent first. A hierarchical plan applies them at once; its steps inside the host are put and
- * barrier before C, wait free before R, and publish and wait after c (hierarchical.c).
+ * sent first. A hierarchical plan applies them at once; inside the host it puts inputs and waits at
+ * a barrier before C, waits for free memory before R, and publishes results and waits for them
+ * after c (hierarchical.c).
  *
  * Limits: results are applied before the call is known to succeed. A caller that must be able to
  * skip a call passes a separate buffer for the results.

@@ -193,7 +193,7 @@ static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit
   creation->own[2] = -creation->own[1];
   creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
   if (!creation->host_of)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", size);
+    status = ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the host names of %d ranks", size);
   OB_TRY(mpi_agree_on_status(creation, status));
   OB_TRY(mpi_find_hosts(creation, rank));
   OB_TRY(mpi_find_costs(creation, rank, size));

@@ -25,7 +25,8 @@ static uint64_t settle_host_number(const char *name) {
 static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
-    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the hosts of %d ranks", comm->size);
+    return ob_error(ONEBIT_ERROR_MEMORY, "out of memory for the host names of %d ranks",
+                    comm->size);
   for (int rank = 0; rank < comm->size; rank++)
     while (ob_agree_note(comm, host_of[rank]) != ob_agree_note(comm, rank))
       host_of[rank]++;

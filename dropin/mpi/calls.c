@@ -111,7 +111,8 @@ static int report_attach_failure(MPI_Comm comm) {
   return report_code(comm, MPI_ERR_OTHER);
 }
 
-/* Finds the exchange of a checked call, or NULL for a dense call. Reports errors, except those that
+/* Finds the exchange that compresses a call whose arguments were checked, or NULL if the call is
+ * sent dense. Reports errors, except those that
  * MPI has already reported. */
 static int find_exchange(const struct ob_mpi_call *call, struct ob_exchange **exchange,
                          bool *withdraw) {

@@ -156,7 +156,8 @@ void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tall
     ob_record_count_moves(record);
 }
 
-/* Counts a call of an exchange in the record. Returns false if the call was withdrawn. */
+/* Adds one call of an exchange to the statistics of its record. Returns false if the call was
+ * withdrawn. */
 static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
                                double seconds) {
   const struct ob_tally *tally = &decision->exchange->tally;

@@ -89,7 +89,8 @@ static uint64_t clip_number(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/* Adds a stretch, limited to the elements low .. high - 1. */
+/* Adds those elements of a stretch (a contiguous range) to the saved part that are within
+ * low .. high - 1. */
 static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
                         const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
   const struct ob_run has = saving->state->extent(saving, what, stretch);

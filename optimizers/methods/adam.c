@@ -176,8 +176,8 @@ static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket
   bucket->started = shards_start_call(optimizer, bucket->parameters_back, &call);
 }
 
-static onebit_plan_t find_plan_back(const struct onebit_optimizer *optimizer,
-                                    const struct ob_bucket *bucket) {
+static onebit_plan_t get_plan_of_steps_back(const struct onebit_optimizer *optimizer,
+                                            const struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   return bits && bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
 }
@@ -216,7 +216,7 @@ static void shards_count_times(struct onebit_optimizer *optimizer, double second
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_spent its =
-        ob_plan_read_spent(find_plan_back(optimizer, &optimizer->buckets[u]));
+        ob_plan_read_spent(get_plan_of_steps_back(optimizer, &optimizer->buckets[u]));
     spent.compress += its.compress;
     spent.apply += its.apply;
   }
@@ -234,7 +234,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
   own->passed = 0;
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    if (find_plan_back(optimizer, bucket) == bucket->steps_back)
+    if (get_plan_of_steps_back(optimizer, bucket) == bucket->steps_back)
       send_steps(optimizer, bucket);
     else
       send_parameters(optimizer, bucket);
@@ -243,7 +243,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
     gather_sums(optimizer);
   for (size_t u = optimizer->bucket_count; u-- > 0;)
     if (optimizer->buckets[u].started)
-      wait_for_plan(optimizer, find_plan_back(optimizer, &optimizer->buckets[u]));
+      wait_for_plan(optimizer, get_plan_of_steps_back(optimizer, &optimizer->buckets[u]));
   shards_count_times(optimizer, ob_seconds() - began);
   return ob_step_outcome(optimizer);
 }
@@ -321,7 +321,8 @@ static void adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
     call->source.reciprocals = bucket->arrays[OB_VARIANCE];
 }
 
-/* Applies a step. A single rank that does not compress continues with a frozen variance. */
+/* Applies a step. A single rank, which does not compress, also keeps the variance frozen
+ * after the freeze. */
 static onebit_status_t adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)

@@ -324,7 +324,7 @@ static onebit_status_t attach_site(struct rejoining *moving, struct rejoining *i
   return resend_drifts(moving, inside);
 }
 
-static void close_move(struct rejoining *moving) {
+static void finish_move(struct rejoining *moving) {
   if (ob_moving_destroy(&moving->ranks))
     ob_release(moving->message);
   else
@@ -340,7 +340,7 @@ static onebit_status_t run_move(struct rejoining *moving) {
   if (outer->sites) {
     struct rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
     status = attach_site(moving, &inside);
-    close_move(&inside);
+    finish_move(&inside);
     return status;
   }
   status = align_ranks(moving);
@@ -366,7 +366,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
   if (status == ONEBIT_OK)
     ob_outer_release_held(outer);
   outer->stopped = status != ONEBIT_OK;
-  close_move(&moving);
+  finish_move(&moving);
   return status;
 }
 

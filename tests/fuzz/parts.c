@@ -89,7 +89,8 @@ struct parts {
   size_t bytes[2];
 };
 
-/* Reads the parts of an input and corrects the fields that the input names. Returns false if the
+/* Reads the parts of an input, and computes those checksums and sizes anew that the input selects.
+ * Returns false if the
  * input is too short. */
 static bool read_parts(struct parts *parts, const uint8_t *data, size_t size) {
   if (size < CHOICES)

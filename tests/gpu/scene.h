@@ -122,7 +122,7 @@ struct scene {
   const float *input_values;
 };
 
-/* Fills in the scene. Its memory is not yet copied to the device. */
+/* Fills in the scene in host memory. Nothing is copied to the device yet. */
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 

@@ -93,7 +93,8 @@ static void predict_print_costs(const struct ob_costs *costs,
   if (costs->cores_per_host > 0)
     printf("%.3g a host; ", costs->cores_per_host);
   if (costs->cores_shared > 0)
-    printf("%.3g that all hosts share as one machine; ", costs->cores_shared);
+    printf("%.3g in all, which the hosts share because they are one machine; ",
+           costs->cores_shared);
   if (sharing > 1)
     printf("ranks share cores, so that\n#   computation, codec and TCP take %.2f times as long as "
            "alone.\n",
