@@ -5,11 +5,13 @@ import argparse
 import copy
 import gc
 import io
+import operator
 import os
 import pickle
 import signal
 import sys
 import threading
+import time
 import weakref
 
 from torch_common import draw_normal, expect_error, expect_status, is_equal_on_ranks, make_layers, run_scenarios
@@ -279,8 +281,15 @@ def make_hooked(close):
     return model.module, state, state.comm
 
 
-def count_resources():
-    return len(os.listdir("/proc/self/fd")), threading.active_count()
+def count_resources(most=None):
+    """Returns the numbers of descriptors and of threads. Waits until they are at most `most`: a thread ends soon after
+    its model is freed, not at once."""
+    until = time.monotonic() + 60
+    while True:
+        found = len(os.listdir("/proc/self/fd")), threading.active_count()
+        if most is None or all(map(operator.le, found, most)) or time.monotonic() > until:
+            return found
+        time.sleep(0.01)
 
 
 def check_freed_objects(rank, size):
@@ -294,7 +303,7 @@ def check_freed_objects(rank, size):
             kept = [weakref.ref(one) for one in make(close)]
             assert not any(one() for one in kept), (make, close, [one() for one in kept])
             dist.barrier()
-            now = count_resources()
+            now = count_resources(before)
             before = before or now  # the first model starts threads, and torch's may end
             assert all(one <= most for one, most in zip(now, before)), (make, close, before, now)
     gc.enable()
