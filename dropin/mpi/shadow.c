@@ -104,7 +104,8 @@ static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
   return ratio > MAX_BOUNDS * bound || shadow->offences >= MAX_OFFENCES;
 }
 
-static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio, double bound) {
+static void shadow_warn(const struct ob_mpi_call *call, int tensor, int bits, double ratio,
+                        double bound) {
   int rank = 0;
   PMPI_Comm_rank(call->comm, &rank);
   if (rank == 0)
@@ -112,9 +113,11 @@ static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio
         stderr,
         "onebit: warning: tensor %d (allreduce of %zu elements) is no longer compressed: a "
         "compressed sum differed from the exact sum by %.0f %% of its norm, but error feedback "
-        "keeps gradients within %.0f %%. The tensor's sums so far are approximate. If the tensor "
+        "keeps gradients within %.0f %%. The tensor's sums so far are approximate. %sIf the tensor "
         "is not a gradient, exclude it by a rule (pass allreduce count=%zu) and run again\n",
-        tensor, call->count, 100 * ratio, 100 * bound, call->count);
+        tensor, call->count, 100 * ratio, 100 * bound,
+        bits < 8 ? "If it is a gradient that changes its size quickly, send 8 bits. " : "",
+        call->count);
 }
 
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
@@ -145,5 +148,5 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
     shadow->refused = true;
   ob_record_count_shadow(record, tensor, found.error, found.norm, shadow->refused);
   if (shadow->refused)
-    shadow_warn(call, tensor, ratio, bound);
+    shadow_warn(call, tensor, bits, ratio, bound);
 }
