@@ -92,6 +92,23 @@ def run_on_two_ranks(tmp_path, script, *arguments, first=""):
     return [remove_gloo_lines(one.stdout) for one in ranks]
 
 
+def test_threads_end_before_the_interpreter():
+    """Checks that a thread of the package may free what a call held, also if the program ends meanwhile."""
+    script = (
+        "import functools, time, torch\n"
+        "from onebit.torch import ranks\n"
+        "class Held:\n"
+        "    def __del__(self):\n"
+        "        for _ in range(100):\n"
+        "            torch.ones(10).sum(), time.sleep(0.005)\n"
+        "        print('freed', flush=True)\n"
+        "ranks._calls().put(functools.partial(lambda held: None, Held()))\n"
+        "print('ends', flush=True)\n"
+    )
+    ran = run_python("-c", script)
+    assert ran.returncode == 0 and ran.stdout.split() == ["ends", "freed"], ran
+
+
 @pytest.mark.parametrize("transport", ["gloo", "sockets"])
 def test_a_process_ends(tmp_path, transport):
     """Checks that processes end well without closing sockets or the hook's state. Rank 0 closes last: if rank 1's

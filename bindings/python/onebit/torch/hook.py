@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onebit._native import Dtype, Status, argument_error
 from onebit.communicator import Communicator
 from onebit.plan import Plan
-from onebit.torch.ranks import FLOATS, agree, gather, run_calls, wait_for
+from onebit.torch.ranks import FLOATS, agree, gather, start_thread, wait_for
 from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_staging_forced
 from onebit.torch.width import Normaliser, choose
@@ -173,10 +173,7 @@ class HookState:
             raise
         self._group, self.comm = group, comm
         self._calls = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=run_calls, args=(self._calls,), daemon=True, name="onebit-hook"
-        )
-        self._thread.start()
+        self._thread = start_thread(self._calls, "onebit-hook")
         self._end_thread = weakref.finalize(self, self._calls.put, None)
 
     @property

@@ -1,9 +1,11 @@
 """Messages between ranks other than gradients: errors, bytes, and the norm of the mean gradient. Also
 calls of the library that wait for other ranks and can be interrupted."""
 
+import atexit
 import os
 import queue
 import threading
+import time
 
 import torch
 
@@ -170,14 +172,36 @@ class MeanNorm:
 
 _lock = threading.Lock()
 _workers = {}  # the queue of this process, by process number
+_threads = {}  # the queue of each running thread
+_SECONDS_AT_EXIT = 5  # a thread that still waits for another rank after this time is left
 
 
-def run_calls(calls):
-    """Makes the calls of a queue, until it gets None. Keeps no reference to a call that has ended, so
-    that the object to which the call belongs can be freed."""
+def start_thread(calls, name):
+    """Returns a new thread that makes the calls of a queue, until it gets None."""
+    thread = threading.Thread(target=_run_calls, args=(calls,), daemon=True, name=name)
+    _threads[thread] = calls
+    thread.start()
+    return thread
+
+
+def _run_calls(calls):
+    """Keeps no reference to a call that has ended, so that the object to which the call belongs can be freed."""
     while (call := calls.get()) is not None:
         call()
         call = None
+    _threads.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _end_threads():
+    """Ends all threads at exit. Otherwise a thread that frees torch's objects while the interpreter ends would abort
+    the process."""
+    _workers.clear()
+    for calls in list(_threads.values()):
+        calls.put(None)
+    until = time.monotonic() + _SECONDS_AT_EXIT
+    for thread in list(_threads):
+        thread.join(max(until - time.monotonic(), 0))
 
 
 def _calls():
@@ -186,8 +210,7 @@ def _calls():
         if os.getpid() not in _workers:
             _workers.clear()
             calls = _workers[os.getpid()] = queue.SimpleQueue()
-            work = {"target": run_calls, "args": (calls,), "name": "onebit-calls"}
-            threading.Thread(**work, daemon=True).start()
+            start_thread(calls, "onebit-calls")
         return _workers[os.getpid()]
 
 
