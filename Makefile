@@ -109,6 +109,8 @@ comma    := ,
 # A constant of an enum without a name is a number here, beside floats too: clang warns from 19 on.
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes \
   -Wno-enum-float-conversion
+MPI_CFLAGS = # in the environment of tests: a make that a test starts may be without MPI
+MPI_LIBS   =
 ifneq ($(has_mpi),)
 MPI_SHOW   = $(shell $(MPICC) -show)
 MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(call mpi_includes,$(MPI_SHOW))
