@@ -45,6 +45,10 @@ Test(tune_program, predicts) {
   expect_output(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
   expect_output(said, "each rank has a core of its own");
+  cr_expect(!strstr(said, "RDMA"), "a gigabit link: %s", said);
+  said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none "
+                    "--bandwidth 100gbit");
+  expect_output(said, "RDMA makes dense sums faster");
   expect_output(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
   said = program(0, PREDICT "--compute 1 --shared-cores 32");
   expect_output(said, "32 in all, which the hosts share because they are one machine");

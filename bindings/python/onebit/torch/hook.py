@@ -156,7 +156,7 @@ class HookState:
         # time.
         self.waited, self.holds = 0.0, False
         self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
-        self.checkpoint_bytes = self._counted = 0  # those sent for saved states; the part in the communicator's number
+        self._checkpoint_bytes = self._counted = 0  # those sent for saved states; the part in the communicator's number
         self._numbers = {}  # number of each parameter, by the first step's order; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: (its layout, its plan)
@@ -181,12 +181,12 @@ class HookState:
         """Returns the bytes of compressed messages that this rank has sent."""
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent - self._counted
 
-    def gather_state(self, comm, part):
+    def _gather_state(self, comm, part):
         """Returns the parts of all ranks, and counts the bytes as those of a checkpoint. Collective."""
         before = comm.bytes_sent
         parts = gather(comm, part)
         sent = comm.bytes_sent - before
-        self.checkpoint_bytes += sent
+        self._checkpoint_bytes += sent
         self._counted += sent if comm is self.comm else 0
         return parts
 
@@ -195,7 +195,7 @@ class HookState:
         sent = self.bytes_sent + ring(self._sent_dense, ranks)
         dense = ring(self._gradients, ranks)
         own = self.steps - self._loaded_steps
-        return Report(self.steps, 0, own, sent, dense, self.averaged, self.checkpoint_bytes, self._loaded_steps)
+        return Report(self.steps, 0, own, sent, dense, self.averaged, self._checkpoint_bytes, self._loaded_steps)
 
     def add(self, bucket):
         """Returns the future of the average of a bucket. It completes when the backward pass ends."""

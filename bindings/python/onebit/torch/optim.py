@@ -664,7 +664,7 @@ class _Optimizer(StatefulOptimizer):
         dense = ring(passes.gradients if passes else gradients, ranks)
         sent = self._count_sent() - self._checkpoint_bytes
         overlapped = passes.overlapped if passes else 0
-        saving = self._checkpoint_bytes + (self._remainder.state.checkpoint_bytes if self._remainder else 0)
+        saving = self._checkpoint_bytes + (self._remainder.state.report().checkpoint_bytes if self._remainder else 0)
         return Report(steps, self._skipped, overlapped, sent, dense, self.averaged, saving,
                       self._loaded_steps)  # fmt: skip
 

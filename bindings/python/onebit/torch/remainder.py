@@ -265,7 +265,7 @@ class SavedHook:
         comm = self.state.comm or self._comm
         if comm is None or not self._is_used:  # there was no backward pass
             return
-        parts = self.state.gather_state(comm, self._own().numpy().tobytes())
+        parts = self.state._gather_state(comm, self._own().numpy().tobytes())
         if self._rank == to:
             tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in parts]
             named = {f"{NAME}{rank}": one for rank, one in enumerate(tensors)}
