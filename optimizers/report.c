@@ -102,8 +102,10 @@ static void append_stage(struct line *line, const onebit_optimizer_info_t *info)
     append_format(line, " (%llu skipped)", (unsigned long long)info->skipped);
   if (info->stage == ONEBIT_STAGE_WARMUP)
     append_format(line, ", in warm-up");
-  else
+  else if (info->freeze_step)
     append_format(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
+  else
+    append_format(line, ", compressed without a warm-up");
   if (info->stage == ONEBIT_STAGE_WARMUP && info->variance_ratio > 0)
     append_format(line, ", variance ratio %.3f", info->variance_ratio);
   append_format(line, "; exchanges: %llu in the warm-up, %llu compressed",

@@ -112,7 +112,8 @@ Test(describe, text_tells_what_there_is) {
   CHECK_STATUS(
       onebit_optimizer_describe(alone->optimizer, ONEBIT_FORMAT_TEXT, line, sizeof line, NULL),
       ONEBIT_OK);
-  static const char *const parts[] = {"momentum: 4 steps (1 skipped)", "compressed since step 1",
+  static const char *const parts[] = {"momentum: 4 steps (1 skipped)",
+                                      "compressed without a warm-up",
                                       "0 in the warm-up, 4 compressed", "residual", "network"};
   for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++)
     CHECK(strstr(line, parts[k]), "no \"%s\": %s", parts[k], line);

@@ -158,6 +158,13 @@ def test_the_guides_have_the_lines_of_the_example():
     assert len(said) >= 6 and not missing, missing
 
 
+def test_a_report_has_a_suitable_unit_for_each_number_of_bytes():
+    from onebit.torch.report import Report
+
+    for count, text in ((336, "336 bytes"), (999600, "1 MB"), (19312000, "19.3 MB"), (2.05e9, "2.05 GB")):
+        assert f"{text} sent by this rank instead of 2.05 GB" in str(Report(1, 0, 0, count, 2.05e9, {}))
+
+
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
     script = (
         "import array, sys, onebit\n"

@@ -468,7 +468,7 @@ def check_reports(rank, size):
     optimizer.consolidate_state_dict()
     saving = optimizer.report()
     assert saving.checkpoint_bytes > gradients and saving._replace(checkpoint_bytes=0) == report, saving
-    assert "MB sent for checkpoints" in str(saving) and "checkpoints" not in str(report)
+    assert "B sent for checkpoints" in str(saving) and "checkpoints" not in str(report)
     with record_warnings():
         own = optimizer.state_dict()
     text, report = optimizer.describe(), saving

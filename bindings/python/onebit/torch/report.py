@@ -34,11 +34,20 @@ class Report(NamedTuple):
         loaded = f" ({self.loaded_steps} of them loaded); since loading" if self.loaded_steps else ""
         text = (
             f"{self.steps} steps{loaded}, {self.skipped} skipped, {self.overlapped} with an exchange in the "
-            f"backward pass; {less}{sent / 1e6:.3g} MB sent by this rank instead of {dense / 1e6:.3g} MB"
+            f"backward pass; {less}{_size(sent)} sent by this rank instead of {_size(dense)}"
         )
         if self.checkpoint_bytes:
-            text += f"; {self.checkpoint_bytes / 1e6:.3g} MB sent for checkpoints"
+            text += f"; {_size(self.checkpoint_bytes)} sent for checkpoints"
         return "; ".join([text, *summaries(self.averaged)])
+
+
+def _size(count):
+    """Returns a number of bytes in the largest unit of which there is at least one."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def ring(count, ranks):
