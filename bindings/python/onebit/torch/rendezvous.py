@@ -29,6 +29,8 @@ CONNECT_SECONDS = 10.0
 # missing rank.
 GRACE_SECONDS = 10.0
 NOTICE_SECONDS = 10.0
+_PAUSE = 0.005  # the longest pause before another look, for each rank: the store has 200 looks a second
+_UNSET = "?"  # no value, since values are JSON lists
 _SIOCGIFADDR = 0x8915
 
 _attempts = collections.Counter()  # the number of attempts, by the group's name
@@ -60,17 +62,16 @@ class Rendezvous:
         """Returns a store for the same ranks with other keys, for another purpose."""
         return dist.PrefixStore(name, self._store)
 
-    def _set(self, key, value):
-        self._store.set(key, json.dumps(value))
-        self._store.add(f"{key}/set", 1)
-
-    def _is_set(self, key):
-        return self._store.add(f"{key}/set", 0) > 0
+    def _look_up(self, key):
+        """Returns a value as text, or "" if it is not set. Comparing reads a value in one message and its answer,
+        without waiting: the stores of some torch versions have no `check`, and `get` waits."""
+        text = self._store.compare_set(key, _UNSET, _UNSET).decode()
+        return "" if text == _UNSET else text
 
     def _name_missing(self):
         """Prints which rank is missing, once in each round, as the library does."""
         self._notice_at = math.inf
-        missing = [rank for rank in range(self.size) if not self._is_set(f"{self._rounds}/{rank}")]
+        missing = [rank for rank in range(self.size) if not self._look_up(f"{self._rounds}/{rank}")]
         if missing:
             print(
                 f"onebit WARN {socket.gethostname()} rank {self.rank}: waiting "
@@ -80,16 +81,16 @@ class Rendezvous:
 
     def _get(self, key, until):
         """Returns a value, or None when the time is over. It polls, since an interrupt cannot end a store's
-        wait. It polls a counter, since the stores of some torch versions have no `check`."""
+        wait."""
         pause = 0.001
-        while not self._is_set(key):
+        while not (text := self._look_up(key)):
             if time.monotonic() > until:
                 return None
             if time.monotonic() > self._notice_at:
                 self._name_missing()
             time.sleep(pause)
-            pause = min(2 * pause, 0.2)
-        return json.loads(self._store.get(key))
+            pause = min(2 * pause, _PAUSE * self.size, 0.2)
+        return json.loads(text)
 
     def share(self, value):
         """Returns the values of all ranks, in the order of ranks. Raises `Error` on all ranks if a value is
@@ -98,10 +99,10 @@ class Rendezvous:
         now = time.monotonic()
         until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
         key = f"{self._rounds}/{{}}".format
-        self._set(key(self.rank), [value])
+        self._store.set(key(self.rank), json.dumps([value]))
         if self.rank == 0:
             values = [self._get(key(rank), until) for rank in range(self.size)]
-            self._set(key("all"), values)
+            self._store.set(key("all"), json.dumps(values))
         else:
             values = self._get(key("all"), until + GRACE_SECONDS) or [None]
         if None in values:
