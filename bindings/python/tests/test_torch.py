@@ -24,7 +24,7 @@ LAUNCHES = {
     ],
     "torch_carry_ranks": [
         ("check_compress", 1), ("check_compress", 4),
-        ("check_hook,check_compiled_models,check_grad_scaler,check_schedulers,check_interrupts", 2),
+        ("check_hook,check_compiled_models,check_grad_scaler,check_schedulers,check_way_back,check_interrupts", 2),
         ("check_states,check_refused_models,check_errors,check_diverging_programs,check_skipped_steps,"
          "check_interrupted_backward", 2),
     ],

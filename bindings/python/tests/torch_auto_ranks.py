@@ -580,6 +580,9 @@ def check_odd_parameters(rank, size):
         optimizer.step()
         if step == 5:
             check_moments_of(optimizer.automatic.made, model.process_group, size)
+        if step in (5, 11):  # in one bit, and dense
+            saved = optimizer.torch_state_dict()["state"]
+            assert all(set(of) == {"step", "exp_avg", "exp_avg_sq"} for of in saved.values()), saved
     assert optimizer.automatic.method == "dense" and is_equal_on_ranks(flatten_parameters(module))
     for one in module.inner.parameters():
         moments = optimizer.state[one]

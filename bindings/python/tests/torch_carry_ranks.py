@@ -634,6 +634,69 @@ def check_compress(rank, size):
     check_refused_compress(rank, size)
 
 
+def check_way_back(rank, size):
+    """Checks that torch's own optimizer continues a training of each method from torch_state_dict, and better than
+    from the weights alone; and what a state of a closed optimizer has."""
+    for kind, options in (torch.optim.AdamW, {"lr": 3e-3}), (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}):
+        for method in "dense", "one bit", "hook":
+            module = make_network()
+            model, given = wrap_model(module), kind(module.parameters(), **options)
+            made = {"dense": lambda *_: given, "one bit": onebit.torch.compress,
+                    "hook": lambda *both: onebit.torch.compress(*both, onebit.torch.HookState)}  # fmt: skip
+            optimizer = made[method](model, given)
+            train(model, optimizer, rank, range(60))
+            before = train(model, optimizer, rank, range(60, 70))
+            saved = optimizer.state_dict() if method == "dense" else optimizer.torch_state_dict()
+            names = {"exp_avg", "exp_avg_sq", "step"} if kind is torch.optim.AdamW else {"momentum_buffer"}
+            assert all(set(of) == names for of in saved["state"].values()) and len(saved["state"]) == 8, saved
+            if method != "dense":
+                check_closed(optimizer, method)
+            losses = {}
+            for state in {}, saved:
+                twin = copy.deepcopy(module)
+                after = kind(twin.parameters(), **options)
+                if state:
+                    after.load_state_dict(state)
+                losses[bool(state)] = train(wrap_model(twin), after, rank, range(70, 80))
+                assert is_equal_on_ranks(flatten_parameters(twin))
+            assert losses[True] < 1.1 * before, (method, before, losses)
+            assert kind is torch.optim.SGD or losses[True] < losses[False], (method, before, losses)
+    module = make_network()
+    lamb = onebit.torch.compress(wrap_model(module), torch.optim.AdamW(module.parameters()), onebit.torch.Lamb)
+    expect_status(Status.ERROR_ARGUMENT, lamb.torch_state_dict, "torch has no state for Lamb")
+    lamb.close()
+
+
+def check_closed(optimizer, method):
+    """Checks a state that is saved after close(): with residuals only if it was consolidated before."""
+    if method == "hook":
+        optimizer.close()
+        with record_warnings() as said:
+            assert "hook_0" not in optimizer.state_dict()["state"][0]
+        assert any("save before close()" in one for one in said), said
+        return
+    optimizer.consolidate_state_dict()
+    optimizer.close()
+    if dist.get_rank() == 0:
+        assert {"worker_residual_0", "worker_residual_1"} <= set(optimizer.state_dict()["state"][0])
+    else:
+        expect_status(Status.ERROR_ARGUMENT, optimizer.state_dict, "take its state before close()")
+    expect_status(Status.ERROR_ARGUMENT, optimizer.torch_state_dict, "take its state before close()")
+
+
+def train(model, optimizer, rank, steps):
+    """Returns the mean loss of some steps."""
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        losses.append(compute_loss(model, rank, step, 32))
+        losses[-1].backward()
+        optimizer.step()
+    mean = torch.stack(losses).detach().mean()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()
+
+
 def check_refused_compress(rank, size):
     """Checks that compress fails on all ranks if one rank cannot be compressed."""
     module = make_network()

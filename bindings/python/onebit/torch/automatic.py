@@ -148,6 +148,7 @@ class Automatic:
         save_with(self.lead, SavedHook(hook, model, self._elements, self._record, comm))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
+        self._own_state = self.lead.torch_state_dict
         self._begin(record)
         if not self.decided:
             self._measure()
@@ -180,6 +181,7 @@ class Automatic:
         lead._opt_called, lead._step_count = True, 1  # schedulers that exist already check these attributes
         lead.state_dict, lead.load_state_dict = self._state_dict, self._load_state_dict
         lead.consolidate_state_dict, lead.automatic = self._consolidate, self
+        lead.torch_state_dict = self._torch_state_dict
         for one in optimizers:
             one.close, one.report, one.describe = self.close, self.report, self.describe
             one.clip_grad_norm_ = self._clip
@@ -648,6 +650,10 @@ class Automatic:
         self.synchronize()
         consolidate = self._dense_state[2] if self.made is None else self.made.consolidate_state_dict
         consolidate(to)
+
+    def _torch_state_dict(self):
+        self.synchronize()
+        return self._own_state() if self.made is None else self.made.torch_state_dict()
 
     # --- Reports ---------------------------------------------------------------------------------
 

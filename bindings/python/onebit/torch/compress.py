@@ -255,6 +255,8 @@ def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reas
                               [one for one in reasons if one in own], elements, extra)  # fmt: skip
     options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
+    if kind in (optim.EfficientAdam, optim.Momentum) and not layout.number and not options.get("trust_ratio"):
+        made._process_group = model.process_group
     try:
         made._load(optimizer.state)
     except Exception:
@@ -432,7 +434,7 @@ def _keep_wrapper(given, made):
     elif given.optimizer is not made or hasattr(made, "automatic"):  # another object makes the step
         given.__init__(made, device_placement=False, scaler=given.scaler)
     names = ("onebit", "comm", "automatic", "close", "report", "describe", "clip_grad_norm_",
-             "consolidate_state_dict")  # fmt: skip
+             "consolidate_state_dict", "torch_state_dict")  # fmt: skip
     for name in names:
         if hasattr(made, name):
             setattr(given, name, getattr(made, name))

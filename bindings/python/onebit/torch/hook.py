@@ -106,8 +106,8 @@ class HookState:
     warmup_steps: the number of dense steps at the beginning, which equal those without a hook unless gradients
         are normalised. At least 1, since DistributedDataParallel creates new buckets after the first step
     optimizer: the torch.optim.Optimizer that uses the gradients; only its kind is read; None: not known
-    bits: bits an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. If the program clips the norm
-        of the gradients, use 2 or more. docs/scales.md says how much each costs in loss
+    bits: bits an element, 1, 2, 4 or 8; None: 8. With fewer bits the training may need a lower learning rate.
+        If the program clips the norm of the gradients, use 2 or more. docs/scales.md says how much each costs in loss
     normalise: whether a rank divides its gradients by the root of their own second moments before they are
         averaged, also in the warm-up. This is for Adam, AdamW and similar optimizers, whose steps do not
         depend on such a factor; only epsilon, clipping and coupled weight decay get another weight, since they
@@ -393,6 +393,8 @@ class HookState:
 
     def state_dict(self):
         """Returns this rank's state as tensors and numbers. Must be called between steps. Local."""
+        if self._closed:
+            raise argument_error("this HookState is closed, and has no residuals: take its state before close()")
         if self._loaded is not None:
             return self._loaded
         buckets = {}

@@ -677,7 +677,8 @@ class _Optimizer(StatefulOptimizer):
             except Error as reason:  # a step was begun and not ended
                 self._described = f"no statistics: {reason.message}"
         self._closed = True
-        self._forget_state()
+        if not self._consolidated:
+            self._forget_state()
         if self._norm is not None:
             self._norm.close()
         self.onebit.close()

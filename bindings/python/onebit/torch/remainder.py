@@ -254,6 +254,10 @@ class SavedHook:
         """Returns this rank's values by name, or those of all ranks if they are known."""
         if not self._is_used:
             return {}
+        if self.state._closed and not self._is_whole():
+            warnings.warn("the state has no residuals, because the hook is closed: save before close()",
+                          OnebitWarning, stacklevel=4)  # fmt: skip
+            return {}
         return self._everyone[1] if self._is_whole() else {f"{NAME}{self._rank}": self._own()}
 
     def _own(self):
@@ -272,7 +276,7 @@ class SavedHook:
             self._everyone = self.state.steps, named
 
     def warn_of_missing_residuals(self):
-        if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2:
+        if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2 or self.state._closed:
             return
         self._has_warned = True
         warnings.warn(missing_residuals(self._rank), OnebitWarning, stacklevel=3)
@@ -313,7 +317,7 @@ def save_with(optimizer, saved):
         saved.consolidate(to)
 
     optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
-    optimizer.consolidate_state_dict = consolidate_state_dict
+    optimizer.consolidate_state_dict, optimizer.torch_state_dict = consolidate_state_dict, own_state
     found = take(optimizer.state)
     if found:
         saved.load(found)

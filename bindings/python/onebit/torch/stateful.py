@@ -8,7 +8,10 @@ import torch
 from onebit._native import OnebitWarning, argument_error
 from onebit.torch import state
 from onebit.torch.ranks import agreed, gather, missing_residuals
+from onebit.torch.remainder import moments_of
 from onebit.torch.shards import Whole
+
+_OWN_KEYS = "decoupled_weight_decay", "uncompressed"  # of groups, which torch's optimizers do not have
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
@@ -17,6 +20,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     each step."""
 
     _state = _remainder = None
+    _process_group = None  # of the model, if `torch_state_dict` can be made
     _shards = Whole()
     _consolidated = _has_warned = _closed = False
     _divides, _no_warmup, _warmup_steps = False, False, 0  # the optimizer's options determine these
@@ -30,7 +34,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
     @property
     def state(self):
         """Returns each parameter's state by name. The values are copies, which are made at the first access
-        after a step. The state is empty before the library's optimizer is created and after `close`."""
+        after a step. The state is empty before the library's optimizer is created and, unless it was
+        consolidated, after `close`."""
         if not self._has_state():
             return self._state or {}
         if self._state is None:
@@ -68,6 +73,20 @@ class StatefulOptimizer(torch.optim.Optimizer):
             self._state = self._with_remainder(self._state)
         self._consolidated = True
 
+    def torch_state_dict(self):
+        """Returns a state for torch's own optimizer, to continue without onebit. It has moments instead of
+        residuals, and is the same on all ranks. Call it between two steps. Collective."""
+        self._check_open()
+        if self._process_group is None:
+            raise argument_error(f"torch has no state for {type(self).__name__} with these options or this model: "
+                                 "continue with the model's weights and a new optimizer")
+        found = {**moments_of(self, self._process_group), **self._remainder.state_of()}
+        groups, numbers = [], {}
+        for group in self.param_groups:
+            own = {name: value for name, value in group.items() if name not in _OWN_KEYS}
+            groups.append({**own, "params": [numbers.setdefault(one, len(numbers)) for one in group["params"]]})
+        return {"state": {numbers[one]: of for one, of in found.items()}, "param_groups": groups}
+
     @contextlib.contextmanager
     def _counted_as_checkpoint(self):
         """The report counts the bytes that are sent inside as those of checkpoints."""
@@ -78,9 +97,16 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def state_dict(self):
         """Returns the state in torch's form. It has the residuals of this rank, or after
         `consolidate_state_dict` those of all ranks. Local."""
-        self.onebit.handle  # noqa: B018: raises if the optimizer is closed
+        if self._closed and self._state is not None:  # it was consolidated before
+            return super().state_dict()
+        self._check_open()
         self._warn_of_missing_residuals()
         return super().state_dict()
+
+    def _check_open(self):
+        if self._closed:
+            raise argument_error("the optimizer is closed: take its state before close()")
+        self.onebit.handle  # noqa: B018: raises in a forked process
 
     def _warn_of_missing_residuals(self):
         if self._consolidated or self._has_warned or self.comm.size == 1:
