@@ -72,12 +72,14 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   static atomic_uint numbers;
   const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   *presence = (struct ob_presence){.rank = rank, .size = size, .over = over};
-  if (!is_own_directory(user_directory().text))
-    return;
   int file;
   for (;;) { /* `onebit status` may lock a new file for a moment, and remove it */
     presence->number = ++numbers;
+    if (!is_own_directory(user_directory().text)) /* again: the last process removes it */
+      return;
     file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
+    if (file < 0 && errno == ENOENT)
+      continue;
     if (file <= 0)
       return;
     struct stat is = {0};
@@ -96,6 +98,7 @@ void ob_presence_end(struct ob_presence *presence) {
   if (!presence->file)
     return;
   unlink(presence_path_of(presence).text);
+  rmdir(user_directory().text); /* fails while it has other files */
   ob_own_close(presence->file);
   presence->file = 0;
 }

@@ -270,7 +270,7 @@ const char *onebit_counters_reason(size_t reason) {
       [OB_REASON_OPERATION] = "the operation is neither a sum nor a mean",
       [OB_REASON_SMALL] = "below minimum size",
       [OB_REASON_ALONE] = "one rank, or an inter-communicator",
-      [OB_REASON_RULE] = "no rule asks for it",
+      [OB_REASON_RULE] = "no rule compresses it",
       [OB_REASON_LEARNING] = "not repeated often enough yet (warmup)",
       [OB_REASON_UNSTABLE] = "calls do not repeat",
       [OB_REASON_WITHDRAWN] =

@@ -323,17 +323,17 @@ static void print_bits_advice(FILE *file) {
     int own = atomic_load(&record->bits);
     bits = own && own < bits ? own : bits;
   }
-  fprintf(file,
-          "  The sums were sent in %s per element with error feedback: one result is approximate, "
-          "the running sum converges. %s\n",
-          format_bits(bits),
-          bits >= 8
-              ? "8 bits suit every optimizer (measured losses are within 0.3 % of dense "
-                "training's); if SGD with momentum gets the sums, --bits 1 (ONEBIT_BITS=1) sends "
-                "an eighth of these bytes."
-              : "So few bits suit only SGD with momentum; Adam and similar optimizers train worse "
-                "below 8 bits (one bit: 5 % more loss): set ONEBIT_BITS=8, or use onebit's "
-                "optimizers, which compress the momentum. Compare the loss with a dense run's.");
+  fprintf(
+      file,
+      "  The sums were sent in %s per element with error feedback: one result is approximate, "
+      "the running sum converges. %s\n",
+      format_bits(bits),
+      bits >= 8
+          ? "8 bits suit every optimizer (measured losses are within 0.3 % of dense training's). "
+            "onebit's own optimizers send one bit, an eighth of these bytes."
+          : "Adam and similar optimizers train worse with so few bits of a gradient (one bit: 5 % "
+            "more loss), and SGD may diverge. Compare the loss with a dense run's, or set "
+            "ONEBIT_BITS=8, or use onebit's optimizers, which compress the momentum.");
 }
 
 static void report_text(FILE *file, const struct ob_report *report) {

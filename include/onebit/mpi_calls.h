@@ -2,10 +2,10 @@
  * Compressed collectives with the same arguments as MPI's. A program that sums gradients with
  * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits per element: with 8 bits every
  * optimizer trains as with dense sums. The environment variable ONEBIT_BITS, equal on all ranks,
- * sets fewer bits. One bit is for gradients of SGD with momentum; a program's own Adam trains worse
- * with fewer than 8 bits (docs/preload.md). The program creates and destroys nothing: the plan of a
- * tensor (onebit/plan.h) belongs to the communicator, is created by the first call, and ends with
- * MPI_Comm_free or MPI_Finalize.
+ * sets fewer bits. One bit is for momenta; with gradients in fewer than 8 bits a program's own Adam
+ * trains worse, and SGD tolerates only lower learning rates (docs/preload.md). The program creates
+ * and destroys nothing: the plan of a tensor (onebit/plan.h) belongs to the communicator, is
+ * created by the first call, and ends with MPI_Comm_free or MPI_Finalize.
  *
  * Tensors. The residual belongs to a tensor, which each rank identifies by its two buffers, count,
  * type and operation: every tensor needs a pair of buffers of its own. Until a program's calls on a
@@ -113,8 +113,8 @@ int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcoun
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm);
 
 /* A call in flight, or a persistent one. It is not an MPI_Request: MPI progresses only its own
- * operations, and cannot wait for another library's without a thread. (The preload library
- * intercepts MPI_Wait and similar calls, so programs that run under it use MPI's own calls.) */
+ * operations, and cannot wait for another library's without a thread. (Programs that run under the
+ * preload library call MPI_Iallreduce, and get an MPI_Request.) */
 typedef struct onebit_mpi_request *ONEBIT_Request;
 #define ONEBIT_REQUEST_NULL ((ONEBIT_Request)0)
 

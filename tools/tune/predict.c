@@ -91,7 +91,8 @@ static void predict_print_costs(const struct ob_costs *costs,
   printf("# Costs: %s\n# Latency one way: %s. Cores: ", costs->source,
          TUNE_WORDS(TUNE_TIME, costs->between.latency));
   if (costs->cores_per_host > 0)
-    printf("%.3g a host; ", costs->cores_per_host);
+    printf("%.3g a host%s; ", costs->cores_per_host,
+           fmod(costs->cores_per_host, 1) > 0 ? ", as the ranks slowed each other down" : "");
   if (costs->cores_shared > 0)
     printf("%.3g in all, which the hosts share because they are one machine; ",
            costs->cores_shared);
@@ -125,8 +126,12 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
   printf(
       "# Overlapped: read this column and the speed-up after it if the program exchanges while it\n"
-      "#   computes, as PyTorch's DistributedDataParallel does, else those before it. The "
-      "exchange\n"
+      "#   computes, as PyTorch's DistributedDataParallel does, else those before it. If such a "
+      "program\n"
+      "#   clips gradients, compare the step in one bit with the overlapped step of dense: in one "
+      "bit, "
+      "the\n"
+      "#   exchange then begins after the backward pass. The exchange\n"
       "#   hides behind %.0f %% of the computation, but for the last of %.0f buckets and for the "
       "work of\n"
       "#   codec and TCP. A model below 25 MB has fewer buckets, so that less is hidden.\n",

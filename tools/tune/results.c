@@ -239,21 +239,31 @@ void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_tas
 
 /* --- The tuning file ---------------------------------------------------------------------------*/
 
-/* Creates the missing directories of a path. Errors are reported later, when the file is opened. */
-static void make_directories(char *path) {
+/* Creates the missing directories of a path, and returns their number. Errors are reported later,
+ * when the file is opened. */
+static int make_directories(char *path) {
+  int made = 0;
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
-    mkdir(path, 0777);
+    made += mkdir(path, 0777) == 0;
     *slash = '/';
   }
+  return made;
+}
+
+/* Removes the file, and the last `count` directories of its path. */
+static void remove_with_directories(char *path, int count) {
+  remove(path);
+  for (char *slash; count-- > 0 && (slash = strrchr(path, '/')); rmdir(path))
+    *slash = '\0';
 }
 
 /* Opens a new file in the directory of `path`, which is later renamed to `path`. The file's name
  * contains the process number, so that no two processes write to the same file. An existing file or
- * link is not opened. */
-static FILE *open_temporary(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
+ * link is not opened. Sets `made` to the number of directories that were created. */
+static FILE *open_temporary(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32], int *made) {
   snprintf(fresh, OB_TUNING_PATH_CAPACITY + 32, "%s.%ld", path, (long)getpid());
-  make_directories(fresh);
+  *made = make_directories(fresh);
   return fopen(fresh, "wx");
 }
 
@@ -265,11 +275,12 @@ static bool print_output_error(const char *path) {
 bool tune_can_write(const char *path) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
   struct stat there;
-  FILE *file = open_temporary(path, fresh);
+  int made;
+  FILE *file = open_temporary(path, fresh, &made);
   if (!file)
     return print_output_error(path);
   fclose(file);
-  remove(fresh);
+  remove_with_directories(fresh, made);
   errno = EISDIR;
   return stat(path, &there) != 0 || !S_ISDIR(there.st_mode) || print_output_error(path);
 }
@@ -277,7 +288,8 @@ bool tune_can_write(const char *path) {
 bool tune_write_file(const char *path, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
-  FILE *file = open_temporary(path, fresh);
+  int made;
+  FILE *file = open_temporary(path, fresh, &made);
   bool well = file && ob_tuning_write(file, costs, origin);
   if (file)
     well &= fclose(file) == 0;
@@ -285,6 +297,6 @@ bool tune_write_file(const char *path, const struct ob_costs *costs,
     return true;
   print_output_error(path);
   if (file)
-    remove(fresh);
+    remove_with_directories(fresh, made);
   return false;
 }

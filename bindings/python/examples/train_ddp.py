@@ -1,7 +1,7 @@
 """Trains a small network with DistributedDataParallel over gloo, first without and then with onebit's
 hooks, and prints losses and bytes. Runs on 4 processes of this machine, or on those of torchrun.
 
-    python train_ddp.py                 # SGD and AdamW plain, then with one bit an element
+    python train_ddp.py                 # SGD plain and in 8 bits; AdamW plain and in one bit
     python train_ddp.py --steps 600 --ranks 2
     torchrun --nproc-per-node 4 train_ddp.py
 
@@ -115,10 +115,10 @@ def print_row(name, row, plain):
 
 
 def compare(options):
-    """Compares SGD and AdamW, each without compression and in one bit."""
+    """Compares SGD without compression and in 8 bits, and AdamW without compression and in one bit."""
     rows = [
         ("SGD", train(options, compressed=False)),
-        ("one bit", train(options, compressed=True)),
+        ("8 bits", train(options, compressed=True)),
         ("AdamW", train_adam(options, torch.optim.AdamW)),
         ("EfficientAdam", train_adam(options, onebit.torch.EfficientAdam)),
         ("1-bit Adam", train_adam(options, onebit.torch.Adam, freeze_step=options.steps // 4)),

@@ -1,5 +1,5 @@
-"""Chooses the bits of gradients for a program's own optimizer, and whether each rank normalises its
-gradients before the exchange."""
+"""Chooses the bits of gradients for a program's own optimizer, and whether each rank normalises its gradients before
+the exchange."""
 
 import torch
 
@@ -15,13 +15,6 @@ _ADAPTIVE = (
 )
 
 
-def is_momentum(optimizer):
-    """True for SGD with momentum. It averages over steps, as error feedback requires, so that one bit is
-    enough."""
-    groups = optimizer.param_groups
-    return isinstance(optimizer, torch.optim.SGD) and all(one["momentum"] > 0 for one in groups)
-
-
 def is_adaptive(optimizer):
     """True for Adam and similar optimizers, unless weight decay is added to the gradient."""
     coupled = not isinstance(optimizer, torch.optim.AdamW) and any(
@@ -32,10 +25,9 @@ def is_adaptive(optimizer):
 
 
 def choose(optimizer, bits, normalise):
-    """Returns the bits, and whether to normalise. If an argument is None, it is chosen by the kind of the
-    optimizer."""
-    if bits is None:
-        bits = 1 if optimizer is not None and is_momentum(optimizer) else 8
+    """Returns the bits, and whether to normalise. bits: None: 8, with which every optimizer trains as with dense
+    sums. normalise: None: chosen by the bits and the kind of the optimizer"""
+    bits = 8 if bits is None else bits
     if bits not in (1, 2, 4, 8):
         raise ValueError(f"bits is {bits}, not 1, 2, 4 or 8")
     if normalise is None:
