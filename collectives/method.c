@@ -253,7 +253,7 @@ static bool exceeds_byte_budget(onebit_comm_t comm, const onebit_method_choice_t
 
 static double exchange_wait_seconds(const onebit_method_choice_t *choice, int method) {
   const double exchange = choice->exchange[method];
-  return choice->blocking ? exchange : ob_step_waiting(exchange, choice->compute);
+  return choice->blocking ? exchange : ob_step_waiting(exchange, choice->compute, OB_STEP_BUCKETS);
 }
 
 static double estimate_step_seconds(onebit_comm_t comm, const onebit_method_choice_t *choice,

@@ -109,12 +109,28 @@ Test(tune, the_work_of_a_core_is_not_hidden) {
       const struct tune_exchange exchange = tune_exchange(&costs, &training, (enum tune_method)m);
       const double step = tune_step_seconds(&costs, &training, (enum tune_method)m, true);
       cr_expect_float_eq(exchange.work / work[m], 1, 1e-9, "%s", tune_method_names[m]);
-      cr_expect_float_eq(step - 1e6, work[m] + (exchange.seconds - work[m]) * OB_STEP_EXPOSED, 1e-6,
+      cr_expect_float_eq(step - 1e6,
+                         work[m] + (exchange.seconds - work[m]) / tune_buckets(&training), 1e-6,
                          "%s", tune_method_names[m]);
     }
     costs.mpi_byte = 0; /* a fit may give 0, but a core moves the bytes all the same */
     costs.between.byte = 1e-9;
     cr_expect_float_eq(tune_exchange(&costs, &training, TUNE_DENSE).work, 12e-9 * n / cores, 1e-9);
+  }
+}
+
+/* A model of less than 25 MiB has one bucket, and so has a model if an option says so. */
+Test(tune, one_bucket_overlaps_nothing) {
+  const struct ob_costs costs = default_costs();
+  struct tune_training training = some_training;
+  cr_expect_eq(tune_buckets(&training), OB_STEP_BUCKETS);
+  for (int k = 0; k < 2; k++) {
+    training.parameters = k ? 6e6 : 3.4e8;
+    training.buckets = !k;
+    for (int m = 0; m < TUNE_METHODS; m++)
+      cr_expect_float_eq(tune_step_seconds(&costs, &training, (enum tune_method)m, true),
+                         tune_step_seconds(&costs, &training, (enum tune_method)m, false), 1e-9,
+                         "%s", tune_method_names[m]);
   }
 }
 

@@ -98,9 +98,9 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 /* --- A step of training: the computation, and the exchange that hides behind it ----------------*/
 
 /* The part of a step's computation that can overlap with an exchange (the backward pass is two
- * thirds), and the part of the exchange that cannot overlap (the last of 25 buckets). */
+ * thirds), and the number of buckets of a large model. */
 #define OB_STEP_HIDING  (2.0 / 3)
-#define OB_STEP_EXPOSED (1.0 / 25)
+#define OB_STEP_BUCKETS 25.0
 
 /* The smallest speed-up that justifies a change to a compressed exchange, which adds rounding
  * errors, and to a dense exchange, which does not. */
@@ -108,10 +108,11 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 #define OB_STEP_WORTH_DENSE 1.02
 
 /* Returns the seconds for which a step of training waits for an exchange that overlaps with the
- * computation. */
-static inline double ob_step_waiting(double exchange, double compute) {
-  const double behind = exchange - OB_STEP_HIDING * compute, exposed = OB_STEP_EXPOSED * exchange;
-  return behind > exposed ? behind : exposed;
+ * computation: a bucket's exchange begins when the bucket's gradients are computed, so that the
+ * exchange of the last bucket never overlaps, and the computation of the first one neither. */
+static inline double ob_step_waiting(double exchange, double compute, double buckets) {
+  const double hidden = OB_STEP_HIDING * compute * (1 - 1 / buckets);
+  return exchange - hidden > exchange / buckets ? exchange - hidden : exchange / buckets;
 }
 
 #endif

@@ -204,7 +204,8 @@ double tune_card_step(const struct tune_card *card, const struct tune_training *
   const struct tune_update update = tune_card_update(card, training, method);
   if (!overlap)
     return training->compute + update.together;
-  return training->compute + update.kernels + ob_step_waiting(update.messages, training->compute);
+  return training->compute + update.kernels +
+         ob_step_waiting(update.messages, training->compute, tune_buckets(training));
 }
 
 /* --- The printed text --------------------------------------------------------------------------*/
@@ -255,10 +256,10 @@ static void card_print_assumptions(const struct network *network) {
       "#   Inside 1st: NCCL gives each GPU a share before, and gathers parameters after.\n"
       "# 1-bit Adam: after %.3g %% dense steps. 0/1 Adam: mean of %.0f steps, with local ones. All "
       "times include the update.\n"
-      "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
+      "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.3g "
       "buckets.\n",
       1e-9 * card->pcie, 1e-9 * card->memory, STAGED, 100 * network->training.warm_up,
-      network->training.steps, 100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
+      network->training.steps, 100 * OB_STEP_HIDING, tune_buckets(&network->training));
 }
 
 static double find_best_step(const struct network *network, enum tune_method first,

@@ -60,6 +60,11 @@ static const struct tool_option rows[] = {
     {"shared-cores", 0, TOOL_REAL, AT(shared_cores), "N",
      "cores that all hosts share because they are one machine: containers,\nonebit-netlab",
      .low = 0.01, .high = 1e5, .groups = STEPS | WHOLE},
+    {"buckets", 0, TOOL_REAL, AT(training.buckets), "N",
+     "buckets whose exchanges overlap with the computation of the following ones;\ndefault: one "
+     "for each "
+     "25 MiB of gradients, at most 25",
+     .low = 1, .high = 1e6, .groups = STEPS | CARDS},
     {"steps", 0, TOOL_REAL, AT(training.steps), "N",
      "steps of the whole run, including the warm-up; default 100000", .low = 1, .high = 1e12,
      .groups = PREDICT},

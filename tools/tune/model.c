@@ -149,18 +149,26 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 
 /* Returns the seconds that an exchange adds to a step. The work of an exchange never overlaps with
  * the computation, since both use the same cores. */
-static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
-  return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
-                 : exchange->seconds;
+static double added_seconds(const struct tune_exchange *exchange, double compute, double buckets) {
+  return exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute, buckets);
+}
+
+/* DistributedDataParallel's bucket_cap_mb: bytes of float32 gradients. */
+#define BUCKET (25.0 * (1 << 20))
+
+double tune_buckets(const struct tune_training *training) {
+  const double full = 4 * training->parameters / BUCKET;
+  return training->buckets > 0 ? training->buckets : fmin(fmax(full, 1), OB_STEP_BUCKETS);
 }
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
   const struct parts parts = predict_parts(costs, training, method);
   const double compute = training->compute * tune_sharing_factor(costs, training);
-  return compute + parts.policy.one_bit * added_seconds(&parts.one_bit, compute, overlap) +
-         parts.policy.eight_bits * added_seconds(&parts.eight_bits, compute, overlap) +
-         parts.policy.dense * added_seconds(&parts.full, compute, overlap);
+  const double buckets = overlap ? tune_buckets(training) : 1; /* one bucket does not overlap */
+  return compute + parts.policy.one_bit * added_seconds(&parts.one_bit, compute, buckets) +
+         parts.policy.eight_bits * added_seconds(&parts.eight_bits, compute, buckets) +
+         parts.policy.dense * added_seconds(&parts.full, compute, buckets);
 }
 
 /* True if a step with the method, at a bandwidth, is at least OB_STEP_WORTH times as fast as a

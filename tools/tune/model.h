@@ -30,6 +30,7 @@ struct tune_training {
   double compute;    /* seconds of a step without its exchange, on a rank with its own core */
   double steps;      /* number of steps of the whole run; 0/1 Adam's policy depends on it */
   double warm_up;    /* the fraction of the steps in which 1-bit Adam is dense */
+  double buckets;    /* 0: as many as DistributedDataParallel makes */
   int hosts, ranks_per_host;
 };
 
@@ -55,6 +56,9 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
 
 /* Returns the factor, at least 1, by which the computation is slower because ranks share cores. */
 double tune_sharing_factor(const struct ob_costs *costs, const struct tune_training *training);
+
+/* Returns the number of buckets whose exchanges begin one after another in the backward pass. */
+double tune_buckets(const struct tune_training *training);
 
 /* The costs of one exchange of all parameters, as a mean over the steps of the run. */
 struct tune_exchange {

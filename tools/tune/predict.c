@@ -131,11 +131,11 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       "#   clips gradients, compare the step in one bit with the overlapped step of dense: in one "
       "bit, "
       "the\n"
-      "#   exchange then begins after the backward pass. The exchange\n"
-      "#   hides behind %.0f %% of the computation, but for the last of %.0f buckets and for the "
-      "work of\n"
-      "#   codec and TCP. A model below 25 MB has fewer buckets, so that less is hidden.\n",
-      100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
+      "#   exchange then begins after the backward pass. The exchange hides behind %.0f %% of the\n"
+      "#   computation, but for the first and the last of %.3g buckets (--buckets; "
+      "DistributedDataParallel\n#   makes one for each 25 MiB of gradients), and for the work of "
+      "codec and TCP.\n",
+      100 * OB_STEP_HIDING, tune_buckets(training));
   printf("# 0/1 Adam, %.0f steps: its variance is frozen after step %d, and all other options are "
          "the\n#   defaults. It sends one bit in %.1f %% of the steps, full precision in %.2f %%, "
          "nothing in %.1f %%.\n",
