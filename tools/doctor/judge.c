@@ -334,13 +334,13 @@ static const struct {
 } rules[DOCTOR_KINDS] = {
     /* The bound is half a processor: services of an idle system use less. */
     [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
-        "times are not reliable: among several hosts, one is reported only if it is 5 times slower",
+        "times are not reliable, so the doctor reports a slow host only if it is 5 times slower",
         "end the other programs (top lists them), or wait for their end, or give ranks cores of\n"
         "         their own; then run the doctor again",
         NULL},
     /* The bound is a twentieth of the time: less may be chance. */
     [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
-        "times are not reliable: among several hosts, one is reported only if it is 5 times slower",
+        "times are not reliable, so the doctor reports a slow host only if it is 5 times slower",
         "raise the container's cpu.max, or use another instance type; then run the doctor again",
         NULL},
     [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, COARSE | BLURS | ONCE,
