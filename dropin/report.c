@@ -131,6 +131,7 @@ static void report_json(FILE *file, const struct ob_report *report) {
 /* ---- The report as text ---- */
 
 enum { ROWS = 24 }; /* only the JSON object lists more tensors */
+enum { TIMED = 5 }; /* the dense time of fewer timed calls is rough */
 
 static double to_megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
 
@@ -176,9 +177,10 @@ static void print_seconds(FILE *file, const struct ob_record *record,
   if (atomic_load(&record->timed_compressed))
     fprintf(file,
             "    time per call: %.6f s dense (median of %llu), %.6f s compressed (mean); all "
-            "calls: %.3f s %s %.3f s for agreements and checks\n",
+            "calls%s: %.3f s %s %.3f s for agreements and checks\n",
             ob_record_dense_seconds(record), (unsigned long long)atomic_load(&record->timed_dense),
-            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed), fabs(calls),
+            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed),
+            atomic_load(&record->timed_dense) < TIMED ? ", roughly" : "", fabs(calls),
             calls < 0 ? "lost, plus" : "saved, minus", deciding);
   else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    these calls took %.3f s, %.0f %% of the run%s", dense,
@@ -244,11 +246,10 @@ static void print_other_calls(FILE *file, const struct ob_report *report) {
   print_passed(file, "  other calls, not compressed, by reason: ", left);
 }
 
-/* Returns true if the dense time of some compressed calls was measured from fewer than 5 dense
- * calls. */
+/* Returns true if the dense time of some compressed calls is rough. */
 static bool is_dense_time_rough(void) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (atomic_load(&record->timed_compressed) && atomic_load(&record->timed_dense) < 5)
+    if (atomic_load(&record->timed_compressed) && atomic_load(&record->timed_dense) < TIMED)
       return true;
   return false;
 }

@@ -1,7 +1,7 @@
 /*
  * Fits a line by gradient descent with momentum; each rank has its own points. This is a
  * data-parallel program with ONEBIT_Allreduce in place of MPI_Allreduce. It exchanges the momentum,
- * not the gradient (docs/optimizers.md). mpirun -n 4 mpi_calls
+ * not the gradient, so that it also works in one bit (ONEBIT_BITS=1). mpirun -n 4 mpi_calls
  */
 #include <math.h>
 #include <onebit/mpi_calls.h>

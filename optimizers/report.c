@@ -119,8 +119,8 @@ static double percent_of(double part, double whole) { return whole > 0 ? 100 * p
 static void append_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   const onebit_optimizer_info_t *info = &statistics->info;
   append_stage(line, info);
-  append_format(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
-                statistics->residual_ratio);
+  append_format(line, "; momentum %.4g, residual %.2f of the signal; this process sent ",
+                info->momentum_norm, statistics->residual_ratio);
   append_bytes(line, statistics->dense_bytes, "in the warm-up, ");
   append_bytes(line, statistics->bits_bytes, "compressed; ");
   append_format(line,

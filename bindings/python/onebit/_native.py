@@ -9,10 +9,12 @@ import os
 import re
 import sys
 import types
+import warnings
 from ctypes import Structure
 from typing import Any, NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGES = "onebit", "torch", "contextlib", "functools"  # whose lines a warning does not name
 
 
 def _make_interface():
@@ -61,6 +63,14 @@ class Error(RuntimeError):
 
 class OnebitWarning(UserWarning):
     """The warning for a call that succeeded, but found something that the caller should check."""
+
+
+def warn(text):
+    """Warns at the line of the program that has called this package, perhaps through torch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, OnebitWarning, stacklevel=level)
 
 
 def last_message():

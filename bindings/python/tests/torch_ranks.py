@@ -248,8 +248,8 @@ def check_training(rank, size):
     options = argparse.Namespace(steps=100, warmup=10, lr=0.05)
     plain, plain_bytes = train_ddp.train(options, compressed=False)
     # Newer versions of torch have an additional small bucket, for which an allgather would be faster.
-    bits, bits_bytes = train_ddp.train(options, compressed=True, schedule="exchange")
-    without, _ = train_ddp.train(options, compressed=True, no_error_feedback=1)
+    bits, bits_bytes = train_ddp.train(options, compressed=True, bits=1, schedule="exchange")
+    without, _ = train_ddp.train(options, compressed=True, bits=1, no_error_feedback=1)
     if rank == 0:
         print(f"hook: plain {plain:.5f}, one bit {bits:.5f}, without error feedback {without:.5f}")
     assert abs(bits - plain) < 0.06 * plain and without > 1.2 * plain, (plain, bits, without)

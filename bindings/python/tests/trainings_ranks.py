@@ -524,18 +524,18 @@ def check_norms(rank, size):
     assert abs(tiny.clip_grad_norm_(1e-3) / mean.norm() - 1) < 1e-5
     assert tiny.comm.bytes_sent - before < 2048, tiny.comm.bytes_sent - before
     tiny.step(), tiny.close()
-    told = []
-    optimizer._warn = told.append
-    for step in range(3):
-        optimizer.zero_grad()
-        compute_loss(model, rank, step).backward()
-        optimizer.step()
-    assert not told, told
-    for step in range(3):
-        optimizer.zero_grad()
-        compute_loss(model, rank, step).backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(6):
+            optimizer.zero_grad()
+            compute_loss(model, rank, step).backward()
+            if step < 3:
+                assert not caught, caught
+            else:
+                clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert [one.filename for one in caught] == [__file__], "a warning names the line of the program"
+    told = [str(one.message) for one in caught]
     assert len(told) == 1 and "optimizer.clip_grad_norm_(max_norm)" in told[0], told
 
 

@@ -7,11 +7,10 @@ provides them further. docs/migrate-from-deepspeed.md shows programs before and 
 Only `initialize` imports DeepSpeed itself.
 """
 
-import warnings
 
 import torch
 
-from onebit._native import OnebitWarning
+from onebit._native import OnebitWarning, warn
 from onebit.deepspeed import optim
 from onebit.deepspeed.config import Settings, read_config
 from onebit.deepspeed.convert import convert_checkpoint
@@ -45,7 +44,7 @@ def _check_dtype(wanted, optimizer):
         if wanted and str(one.dtype) != f"torch.{wanted}":
             section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]
             words = f"{section}.enabled is true, but a parameter has type {one.dtype}"
-            warnings.warn(f"{words}: convert the model", OnebitWarning, stacklevel=4)
+            warn(f"{words}: convert the model")
             return
 
 
@@ -67,7 +66,7 @@ def from_config(config, model_parameters, comm=None, profile="default", engine=F
     settings = read_config(config, _world(comm), profile, engine)
     for path, reason in settings.without_effect:
         words = f"{path} has no effect" + (f": {reason}" if reason else "")
-        warnings.warn(words, OnebitWarning, stacklevel=2)
+        warn(words)
     arguments = {**settings.arguments, **options}
     kind = getattr(optim, settings.kind)
     made = kind(model_parameters, comm, profile=profile, engine=engine, **arguments)

@@ -2,13 +2,12 @@
 
 import math
 import os
-import warnings
 from typing import NamedTuple
 
 import numpy as np
 
 from onebit import part
-from onebit._native import OnebitWarning, argument_error
+from onebit._native import argument_error, warn
 from onebit.deepspeed import state
 from onebit.deepspeed.config import read_config
 
@@ -32,10 +31,6 @@ class Unit(NamedTuple):
     count: int
     padding_first: int
     padded: int
-
-
-def _warn(words):
-    warnings.warn(words, OnebitWarning, stacklevel=4)
 
 
 def _list_units(kind, counts, uncompressed, world):
@@ -101,7 +96,7 @@ class _Parts:
         self.units = _list_units(layout.kind, layout.counts, layout.uncompressed, self.world)
         self.padded = layout.deepspeed and self.sources == self.units
         if layout.deepspeed and not self.padded:
-            _warn("DeepSpeed compressed each group as one tensor; here each tensor has its own scales")
+            warn("DeepSpeed compressed each group as one tensor; here each tensor has its own scales")
         self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
         self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
         self.alike = []  # (what, elements, padding): each rank saves a share of these
@@ -139,8 +134,8 @@ class _Parts:
         has no residuals."""
         known = self.found.ranks
         if known is None and self.world > 1:
-            _warn("the checkpoint has no residuals, so they begin with zeros: call "
-                  "onebit.deepspeed.save_residuals when you save")  # fmt: skip
+            warn("the checkpoint has no residuals, so they begin with zeros: call "
+                 "onebit.deepspeed.save_residuals when you save")
         for rank in range(self.world):
             lists = (known[rank].worker, known[rank].server) if known else ([], [])
             for what, values in zip((part.WORKER, part.SERVER), lists):
@@ -201,7 +196,7 @@ class _Parts:
         frozen = self.found.step >= freeze and self.steps > 0
         self.add(part.PARAMETERS, self.joined("parameter"))
         if frozen and not self.layout.deepspeed:
-            _warn("the optimizer has the default profile, so its variance freezes only after one more dense step")
+            warn("the optimizer has the default profile, so its variance freezes only after one more dense step")
         if not frozen or not self.layout.deepspeed:
             self.add(part.MOMENTUM, self.joined("exp_avg"))
             self.add(part.VARIANCE, self.joined("exp_avg_sq"))
@@ -272,8 +267,8 @@ class _Parts:
         first = found.tensors[0]
         for name, value in counters.items():
             if frozen == name.startswith("local") and first.get(name, value) != value:
-                _warn(f"{name} is {first[name]} in the checkpoint and {value} by the options; the training "
-                      f"continues with {value} (DeepSpeed restarts its schedules when it loads)")
+                warn(f"{name} is {first[name]} in the checkpoint and {value} by the options; the training "
+                     f"continues with {value} (DeepSpeed restarts its schedules when it loads)")
         local = counters["local_step_interval"]
         apart = frozen and found.step % local != 0 and found.step > rules["var_freeze_step"] + 1
         rates = float(first.get("lrs", 0)) if apart else 0.0
@@ -306,8 +301,8 @@ class _Parts:
         uses it for all ranks."""
         known = self.found.ranks
         if not known or not known[0].own:
-            _warn("saved between two synchronisations of 0/1 Adam, with rank 0's state only: all ranks "
-                  "begin with it")  # fmt: skip
+            warn("saved between two synchronisations of 0/1 Adam, with rank 0's state only: all ranks "
+                 "begin with it")
         names = ("parameter", "exp_avg", "momentum_accumulator")
         for rank in range(self.world):
             tensors = known[rank].own if known and known[rank].own else self.found.tensors

@@ -18,14 +18,13 @@ import statistics
 import sys
 import time
 import types
-import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Error, OnebitWarning, Status, argument_error, check
+from onebit._native import Error, Status, argument_error, check, warn
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK, wait_for_device
@@ -255,10 +254,9 @@ class Automatic:
         thawed = [name for name, one in self._frozen if one.grad is not None and one not in known]
         if thawed:
             self._frozen = []
-            warnings.warn(f"{', '.join(thawed[:4])}: frozen when DistributedDataParallel was made, which "
-                          "therefore does not average the gradients: each rank updates these parameters by its "
-                          "own gradients, and the models diverge. Wrap the model again",
-                          OnebitWarning, stacklevel=4)  # fmt: skip
+            warn(f"{', '.join(thawed[:4])}: frozen when DistributedDataParallel was made, which "
+                 "therefore does not average the gradients: each rank updates these parameters by its "
+                 "own gradients, and the models diverge. Wrap the model again")
 
     def _step_made(self, closure):
         scaled = {name: vars(self.lead)[name] for name in ("grad_scale", "found_inf")
@@ -316,7 +314,7 @@ class Automatic:
             carried = set(self.made._parameters)
             self.made._remainder.state._number([one for one in self.hook._numbers if one not in carried])
         for one in self._words:
-            warnings.warn(one, OnebitWarning, stacklevel=4)
+            warn(one)
         self._words = ()
 
     def _return_to_lead(self, convert, method):
@@ -550,7 +548,7 @@ class Automatic:
                 raise
             # The link has changed, and no method sends at most bytes_a_day: the training continues with its present
             # method.
-            warnings.warn(f"{reason.message}; the training continues with {self.method}", OnebitWarning, stacklevel=2)
+            warn(f"{reason.message}; the training continues with {self.method}")
             self._looks, self._since, self.expected, self._pending = self._looks + 1, 0, total, None
             return self._skip_next_steps(0)
         if best != self.method or deviates:
@@ -630,9 +628,9 @@ class Automatic:
     def _state_dict(self):
         if self.local is not None and not self.local.is_equal and not self._said:
             self._said = True
-            warnings.warn("with local steps each rank has its own model. If one rank saves for all, "
-                          "call consolidate_state_dict() on all ranks first; if each rank saves its "
-                          "own, nothing is missing", OnebitWarning, stacklevel=3)  # fmt: skip
+            warn("with local steps each rank has its own model. If one rank saves for all, "
+                 "call consolidate_state_dict() on all ranks first; if each rank saves its "
+                 "own, nothing is missing")
         return self._dense_state[0]() if self.made is None else self.made.state_dict()
 
     def _load_state_dict(self, state_dict):
@@ -680,8 +678,8 @@ class Automatic:
             if sys.exc_info()[0] is None:
                 self.local.synchronize(LAST)
             else:
-                warnings.warn("closed during an exception that other ranks may not have: models were not made "
-                              "equal after local steps, and differ between ranks", OnebitWarning, stacklevel=2)
+                warn("closed during an exception that other ranks may not have: models were not made "
+                     "equal after local steps, and differ between ranks")
             self._end_local(False, LOCAL)
         if self.made is not None:
             self.made.close()

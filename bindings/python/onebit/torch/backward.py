@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
-from onebit._native import argument_error
+from onebit._native import argument_error, warn
 from onebit.torch.hook import bytes_of
 from onebit.torch.ranks import interruptible
 
@@ -328,7 +328,7 @@ class Backward:
         if getattr(self._model(), "require_backward_grad_sync", True) or self._warned_of_no_sync:
             return
         self._warned_of_no_sync = True
-        self._optimizer._warn(
+        warn(
             "step() was called inside the model's no_sync(), while gradients are accumulated. With Accelerate "
             "pass the optimizer to prepare(): its step() then does nothing during accumulation"
         )
@@ -342,7 +342,7 @@ class Backward:
             for before, now in zip(places, self._find_places())
         )
         if self._warned_of_writes:
-            self._optimizer._warn(
+            warn(
                 "gradients were written to between backward and step. At that time they are this rank's own, "
                 "not the mean of all ranks'. If torch's clip_grad_norm_ wrote to them, it took the norm of "
                 "this rank's gradients: call optimizer.clip_grad_norm_(max_norm) instead"

@@ -8,7 +8,6 @@
 import json
 import sys
 import types
-import warnings
 import weakref
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 
 import onebit
 from onebit import _native
-from onebit._native import OnebitWarning, argument_error
+from onebit._native import argument_error, warn
 from onebit.communicator import Communicator
 from onebit.torch import optim
 from onebit.torch.automatic import Automatic
@@ -420,7 +419,7 @@ def compress(
     if choice.carried is None and not is_auto:
         comm.close()
     for words in () if is_auto else choice.words():
-        warnings.warn(words, OnebitWarning, stacklevel=2)
+        warn(words)
     results = [_keep_wrapper(*pair) for pair in zip(given, made)]
     return results if several else results[0]
 

@@ -16,7 +16,7 @@ import torch
 
 import onebit
 from onebit import Status
-from onebit._native import NAMES, OPTIMIZERS, Error, argument_error
+from onebit._native import Error, NAMES, OPTIMIZERS, argument_error, warn
 from onebit.communicator import Communicator
 from onebit.torch.backward import (
     Backward,
@@ -287,8 +287,8 @@ class _Optimizer(StatefulOptimizer):
         if self.onebit is not None:
             self._uncompressed.append(False)
             self._remainder.extend(self.param_groups[-1]["params"])
-            self._warn("the parameters of the group that was added are averaged in "
-                       f"{self._remainder.state.bits} bits an element")
+            warn("the parameters of the group that was added are averaged in "
+                 f"{self._remainder.state.bits} bits an element")
 
     def _check_group(self, number, group):
         for name, value in self._fixed.items():
@@ -394,7 +394,7 @@ class _Optimizer(StatefulOptimizer):
         overlap = overlap and self._shards.overlaps and self.comm.size > 1
         reason = self._why_no_overlap() if overlap else None
         if reason:
-            self._warn(f"gradients are exchanged in step(), not during the backward pass: {reason}")
+            warn(f"gradients are exchanged in step(), not during the backward pass: {reason}")
         self._backward = Backward(self, model, overlap and not reason)
         return HookHandle(self, getattr(model, "process_group", None))
 
@@ -636,8 +636,8 @@ class _Optimizer(StatefulOptimizer):
             return
         self._skipped += 1
         if self._skipped & (self._skipped - 1) == 0:  # warns at powers of two
-            self._warn(f"skipped, on all ranks: a gradient of some rank is not finite (so far "
-                       f"{self._skipped} steps)")
+            warn(f"skipped, on all ranks: a gradient of some rank is not finite (so far "
+                 f"{self._skipped} steps)")
 
     def describe(self):
         """Returns the statistics as one line of text, and which ranks exchange which values, in which memory.

@@ -5,14 +5,13 @@ is saved in the state of an optimizer. After: torch's optimizer continues from t
 
 import io
 import struct
-import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from onebit import Stage
-from onebit._native import OnebitWarning
+from onebit._native import warn
 from onebit.torch.ranks import FLOATS, gather, missing_residuals
 
 # The name of the momentum in the state of torch's Adam and AdamW, and of SGD.
@@ -255,8 +254,7 @@ class SavedHook:
         if not self._is_used:
             return {}
         if self.state._closed and not self._is_whole():
-            warnings.warn("the state has no residuals, because the hook is closed: save before close()",
-                          OnebitWarning, stacklevel=4)  # fmt: skip
+            warn("the state has no residuals, because the hook is closed: save before close()")
             return {}
         return self._everyone[1] if self._is_whole() else {f"{NAME}{self._rank}": self._own()}
 
@@ -279,7 +277,7 @@ class SavedHook:
         if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2 or self.state._closed:
             return
         self._has_warned = True
-        warnings.warn(missing_residuals(self._rank), OnebitWarning, stacklevel=3)
+        warn(missing_residuals(self._rank))
 
     def load(self, found):
         """Loads the values that `take` has returned, or zeros as residuals. Collective after the first step."""

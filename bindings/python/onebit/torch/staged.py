@@ -9,12 +9,11 @@ functions that exist for all devices are used.
 
 import collections
 import os
-import warnings
 
 import torch
 
 from onebit import _native
-from onebit._native import OnebitWarning, argument_error
+from onebit._native import argument_error, warn
 
 _CHOICES = "auto", "host", "device"
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # integer type, by the bytes of an element
@@ -90,13 +89,9 @@ class Writes:
         if not changed and not self._is_untold and self._is_looked_at():
             self._is_untold = self._sums != self._found_sums()
             if self._is_untold:
-                warnings.warn(
-                    f"parameters were written to through .data after step {self._steps}. Such writes after "
-                    "earlier steps are lost. Later ones are kept, but each step now copies all parameters "
-                    "to find them. Write to parameters under torch.no_grad() instead",
-                    OnebitWarning,
-                    stacklevel=2,
-                )
+                warn(f"parameters were written to through .data after step {self._steps}. Such writes after "
+                     "earlier steps are lost. Later ones are kept, but each step now copies all parameters "
+                     "to find them. Write to parameters under torch.no_grad() instead")
         return changed or self._is_untold
 
     def mark(self):

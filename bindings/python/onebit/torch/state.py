@@ -10,14 +10,13 @@ converts a state to the type of its parameter.
 import functools
 import json
 import struct
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from onebit import part
-from onebit._native import OnebitWarning, argument_error
+from onebit._native import argument_error, warn
 from onebit.torch import remainder
 from onebit.torch.ranks import FLOATS, agreed, gather
 
@@ -255,12 +254,8 @@ class _Loaded:
                 rounded = isinstance(value, torch.Tensor) and value.dtype != torch.float32
                 is_bytes = name.startswith((_HEAD, remainder.NAME))
                 if self.heads and rounded and not is_bytes and name != "step":
-                    warnings.warn(
-                        f"{name} of parameter {number} was rounded to {value.dtype} when it was loaded: to keep "
-                        "exact values, call onebit.torch.compress before load_state_dict",
-                        OnebitWarning,
-                        stacklevel=8,
-                    )
+                    warn(f"{name} of parameter {number} was rounded to {value.dtype} when it was loaded: to keep "
+                         "exact values, call onebit.torch.compress before load_state_dict")
                     return
 
     @functools.cached_property

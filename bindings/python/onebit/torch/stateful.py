@@ -1,11 +1,10 @@
 """The base of optimizers with torch's interface that keep their state in the library."""
 
 import contextlib
-import warnings
 
 import torch
 
-from onebit._native import OnebitWarning, argument_error
+from onebit._native import argument_error, warn
 from onebit.torch import state
 from onebit.torch.ranks import agreed, gather, missing_residuals
 from onebit.torch.remainder import moments_of
@@ -27,9 +26,6 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     def _forget_state(self):
         self._state, self._consolidated = None, False
-
-    def _warn(self, text):
-        warnings.warn(text, OnebitWarning, stacklevel=4)
 
     @property
     def state(self):
@@ -114,7 +110,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         if not self.onebit.info()["steps"]:
             return
         self._has_warned = True
-        self._warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint saves all"))
+        warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint saves all"))
 
     def load_state_dict(self, state_dict):
         """Loads a rank's own state, a consolidated state, a list of all saved states, or a state of torch's

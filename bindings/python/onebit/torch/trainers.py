@@ -3,9 +3,8 @@
 base class belongs to the trainer."""
 
 import sys
-import warnings
 
-from onebit._native import OnebitWarning
+from onebit._native import warn
 from onebit.torch.compress import compress
 from onebit.torch.hook import models_of
 
@@ -22,9 +21,8 @@ class _Compressing:
     def _begin(self, model, optimizer):
         """Compresses the optimizer. model: a DistributedDataParallel; None: there is none"""
         if model is None:
-            warnings.warn("the trainer has not wrapped its model in a DistributedDataParallel: "
-                          "nothing is exchanged, and nothing is compressed", OnebitWarning,
-                          stacklevel=3)  # fmt: skip
+            warn("the trainer has not wrapped its model in a DistributedDataParallel: "
+                 "nothing is exchanged, and nothing is compressed")
             return optimizer
         self.optimizer = compress(model, optimizer, self._kind, **self._options)
         return self.optimizer

@@ -17,14 +17,13 @@ import math
 import os
 import threading
 import time
-import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Error, OnebitWarning, Status, argument_error, check
+from onebit._native import Error, Status, argument_error, check, warn
 from onebit.torch.rendezvous import Rendezvous, create_sockets
 from onebit.torch.staged import has_kernels, is_staging_forced
 from onebit.transport import Transport
@@ -281,7 +280,7 @@ def create(kind, group, timeout, transport, streams):
         why = f"sockets cannot be used: {reason}"
     if transport == "sockets":
         raise Error(Status.ERROR_TRANSPORT, why)
-    warnings.warn(OnebitWarning(f"messages go over gloo, which is slower, since {why}"), stacklevel=3)
+    warn(f"messages go over gloo, which is slower, since {why}")
     return _create_gloo(kind, rendezvous, timeout)
 
 
@@ -410,5 +409,5 @@ def create_for(kind, parameters, stage, group, timeout):
                 raise
             if has_kernels():
                 words = f"messages go through the host, which is slower: {reason.message}"
-                warnings.warn(OnebitWarning(words), stacklevel=3)
+                warn(words)
     return kind.torch(group, timeout)
