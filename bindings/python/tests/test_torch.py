@@ -44,7 +44,7 @@ LAUNCHES = {
         ("check_norms,check_inside_hosts,check_inside_resumed,check_inside_refused", 4),
     ],
     "trainers_ranks": [
-        ("accelerate", 2), ("lightning,lightning_local", 2), ("transformers,transformers_local", 2),
+        ("accelerate", 2), ("lightning,lightning_local", 2), ("transformers,transformers_back,transformers_local", 2),
     ],
     "trainings_ranks": [("all", 2)],
 }  # fmt: skip

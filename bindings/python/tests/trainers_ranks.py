@@ -5,6 +5,7 @@ torch_resume_ranks.py."""
 import os
 import pathlib
 import tempfile
+import textwrap
 import warnings
 
 from torch_common import (
@@ -57,11 +58,17 @@ def check_resumed(rank, train):
         assert torch.equal(train(STEPS, where, None), wanted), stop
 
 
-def check_documented_program(page, word, make_names):
-    """Runs a program of a document as it is, and without its new lines. The losses must be similar."""
+def find_block(page, word):
+    """Returns the Python code of a document that contains a word."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
     blocks = [one.partition("```")[0] for one in text.split("```python\n")[1:]]
-    (program,) = (one for one in blocks if word in one)
+    (found,) = (one for one in blocks if word in one)
+    return textwrap.dedent(found)
+
+
+def check_documented_program(page, word, make_names):
+    """Runs a program of a document as it is, and without its new lines. The losses must be similar."""
+    program = find_block(page, word)
     plain = [one for one in program.splitlines(True) if "# onebit" not in one]
     assert len(plain) < len(program.splitlines())
     points, losses, before = draw_normal(9, 512, 20), [], os.getcwd()
@@ -277,8 +284,33 @@ def transformers(rank, size):
         return {"transformers": transformers, "model": model, "arguments": arguments,
                 "examples": examples}, model.network  # fmt: skip
 
-    check_documented_program("python-trainers.md", "transformers.Trainer", make_names)
+    check_documented_program("python-trainers.md", "transformers.Trainer(", make_names)
     check_resumed(rank, train)
+
+
+def transformers_back(rank, size):
+    """Checks that a Trainer without onebit resumes from a checkpoint of the guide's callback, and that a checkpoint of
+    the model alone sends no residuals."""
+    import transformers
+
+    named, place = {"transformers": transformers, "torch": torch}, make_shared_directory()
+    exec(compile(find_block("python-trainers.md", "on_save"), "guide", "exec"), named)  # noqa: S102
+    examples = [{"points": one, "labels": one[:1].sin()} for one in draw_normal(5, 640, 20)]
+
+    def train(callbacks, begin, **options):
+        args = make_arguments(place, max_steps=20, per_device_train_batch_size=8, save_steps=12,
+                              logging_strategy="no", **options)  # fmt: skip
+        trainer = transformers.Trainer(Model(), args, train_dataset=examples, callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=begin)
+        assert is_equal_on_ranks(flatten_parameters(trainer.model))
+        return trainer
+
+    for only_model in True, False:
+        callback = onebit.torch.TrainerCallback(**OPTIONS)
+        train([callback] if only_model else [callback, named["TorchState"]()], None, save_only_model=only_model)
+        assert (callback.optimizer.report().checkpoint_bytes > 0) is not only_model
+    states = train([], os.path.join(place, "checkpoint-12")).optimizer.state
+    assert all(set(one) == {"step", "exp_avg", "exp_avg_sq"} and one["step"] == 20 for one in states.values())
 
 
 def accelerate(rank, size):
