@@ -45,8 +45,8 @@ struct bench_way {
   bool half; /* NCCL's collective in bfloat16, not float32 */
 };
 
-/* The functions that differ between the host's blocking and nonblocking benchmarks and the
- * device's. */
+/* The functions of a benchmark. There are three benchmarks: of blocking calls on the host, of
+ * nonblocking calls on the host, and of calls on a device. */
 struct bench_calls {
   int (*add)(struct bench_case *test); /* adds the ways to run the collective */
   int (*measure)(struct bench_job *job, struct bench_case *test);

@@ -93,11 +93,14 @@ void bench_collective_print_notes(struct bench_job *job, const struct bench_case
   bench_print_note(
       table,
       "Size: bytes of a rank's %s as float32. Times: of the slowest rank in each iteration;\n"
-      "# %salgbw and busbw: by medians",
+      "# %salgbw and busbw: by medians. Wire: bytes sent by a rank, with %zu of each message's "
+      "header;\n"
+      "# small buffers may be sent as float32, which is faster",
       test->collective->gathers ? "part" : "send buffer",
       job->benchmark->kind & BENCH_NONBLOCKING ? "times, "
       : test->dense_receive                    ? "Speed-up, "
-                                               : "");
+                                               : "",
+      sizeof(struct ob_header));
 }
 
 /* --- Fields */

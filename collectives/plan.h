@@ -21,14 +21,14 @@
 struct ob_plan_shape {
   onebit_plan_options_t options;
   onebit_dtype_t output_dtype; /* the dtype of the options, unless the caller sets another */
-  size_t block;                /* elements of a block; with one scale for all, of a run */
+  size_t block;                /* elements of a block; of a run, if all blocks have one scale */
   bool one_scale;
   bool segment_a_piece; /* rank k reduces piece k; false: segments are cut by size */
   /* NULL, or one number for each rank and one more at the end: rank k reduces the pieces
    * segment_pieces[k] .. segment_pieces[k + 1] - 1. */
   const size_t *segment_pieces;
   bool momentum;     /* compression reads the last call's result (struct ob_source) */
-  bool moments;      /* residuals have moments of this rank's own gradients (struct ob_source) */
+  bool moments;      /* second moments of this rank's gradients are stored (struct ob_source) */
   bool from_servers; /* a pass reads results in the compressed form that servers send */
   struct ob_serving serving;
   /* For dense plans: there are few message buffers, so results are stored before the call is known

@@ -177,8 +177,9 @@ struct ob_source {
   /* The rule of the residual's moments, if it has any, and the factors of the rule. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
-  const float *floors;    /* NULL, or for each piece: OB_TABLE_FLOOR for a table, else 0 */
-  struct ob_interval own; /* with floors: the words whose moments this rank stores */
+  /* NULL, or for each piece the smallest divisor: OB_TABLE_FLOOR for a table of outputs, else 0. */
+  const float *floors;
+  struct ob_interval own; /* with floors: the words of elements whose moments this rank stores */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the result of the last exchange for the

@@ -201,8 +201,8 @@ onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t ind
 onebit_status_t ob_staging_load_incoming(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_load_results(const struct onebit_plan *plan, size_t chunk);
 
-/* Returns whether a query or a wait that returned this error is over: false for cudaErrorNotReady.
- * Any other error ends the waiting, too, and fails the call. */
+/* Returns true if there is nothing more to wait for: a query or a wait has returned an error other
+ * than cudaErrorNotReady. An error other than cudaSuccess fails the call. */
 bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error);
 
 /* Fails the call, unless the status is ONEBIT_OK: after a failure this rank only tells the other

@@ -174,15 +174,16 @@ static void print_seconds(FILE *file, const struct ob_record *record,
          saved = estimate_saved_seconds(record, report),
          deciding = atomic_load(&record->seconds_deciding),
          calls = ob_record_saved_seconds(record) + deciding;
-  if (atomic_load(&record->timed_compressed))
-    fprintf(file,
-            "    time per call: %.6f s dense (median of %llu), %.6f s compressed (mean); all "
-            "calls%s: %.3f s %s %.3f s for agreements and checks\n",
-            ob_record_dense_seconds(record), (unsigned long long)atomic_load(&record->timed_dense),
-            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed),
-            atomic_load(&record->timed_dense) < TIMED ? ", roughly" : "", fabs(calls),
-            calls < 0 ? "lost, plus" : "saved, minus", deciding);
-  else if (dense > 0 && report->seconds > 0)
+  const uint64_t timed = atomic_load(&record->timed_dense);
+  if (atomic_load(&record->timed_compressed)) {
+    fprintf(file, "    time per call: %.6f s dense (median of %llu%s), %.6f s compressed (mean)",
+            ob_record_dense_seconds(record), (unsigned long long)timed,
+            timed < TIMED ? ", too few to compare" : "",
+            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed));
+    if (timed >= TIMED)
+      fprintf(file, "; all calls: %.3f s %s", fabs(calls), calls < 0 ? "lost" : "saved");
+    fprintf(file, "; agreements and checks took %.3f s\n", deciding);
+  } else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    these calls took %.3f s, %.0f %% of the run%s", dense,
             100 * dense / report->seconds, saved > 0 ? "" : "\n");
   if (saved > 0)

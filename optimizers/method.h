@@ -219,7 +219,7 @@ struct ob_method {
   bool (*adds_rates)(const struct onebit_optimizer *optimizer);
 };
 
-/* The names of the rows, and a list of the rows that ends with NULL. */
+/* The names of the methods, and a list of the methods that ends with NULL. */
 #define OB_METHODS(row)                                                                            \
   row(efficient_adam) row(adam) row(lamb) row(zero_one_adam) row(momentum) row(lion)
 #define OB_METHOD_DECLARED(name) extern const struct ob_method ob_method_##name;
@@ -228,7 +228,7 @@ OB_METHODS(OB_METHOD_DECLARED)
 #define OB_METHOD_COUNTED(name) +1
 enum { OB_METHOD_COUNT = OB_METHODS(OB_METHOD_COUNTED) };
 #undef OB_METHOD_COUNTED
-/* Returns a method's index among the rows; OB_METHOD_COUNT: no method has that name. */
+/* Returns a method's index in the list; OB_METHOD_COUNT: no method has that name. */
 size_t ob_method_index(const char *name);
 #define OB_METHOD_LISTED(name) &ob_method_##name,
 static const struct ob_method *const ob_methods[] = {OB_METHODS(OB_METHOD_LISTED) NULL};

@@ -37,7 +37,7 @@ struct ob_saved_row {
   const char *name;
   size_t size;    /* bytes of one number in a checkpoint */
   bool own;       /* each rank has its own; ranks that saved none begin with the mean */
-  bool own_apart; /* the same, but only while ranks differ (ob_part_header.apart) */
+  bool own_apart; /* each rank has its own while parameters differ (ob_part_header.apart) */
   /* True: elements that no rank has saved are zeros. False: some rank must have saved each
    * element. */
   bool may_lack;
@@ -56,7 +56,8 @@ static inline bool ob_saved_is_own(enum ob_saved what, bool apart) {
   return ob_saved_rows[what].own || (ob_saved_rows[what].own_apart && apart);
 }
 
-/* Returns true if the row has numbers in place of elements. */
+/* Returns true if the row has a few numbers of the whole optimizer, such as norms, instead of a
+ * value for each element. */
 static inline bool ob_saved_is_numbers(uint32_t what) {
   return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
 }

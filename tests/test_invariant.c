@@ -81,8 +81,8 @@ static void exchange_call(struct exchange *exchange, int step) {
   CHECK(oracle_call(oracle, exchange->inputs, exchange->result), "step %d was skipped", step);
 }
 
-/* Checks the invariant for element i of `ranks` ranks, starting with rank `first`. The result is in
- * element `at`. */
+/* Checks that inputs, residuals and result of element i add up, over `ranks` ranks from rank
+ * `first` on. The result is in element `at`. */
 static bool element_holds(const struct exchange *exchange, int step, int first, int ranks, size_t i,
                           size_t at) {
   const struct oracle *oracle = exchange->oracle;

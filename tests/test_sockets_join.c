@@ -198,8 +198,8 @@ static void expect_job(const char *name, const char *value, bool exact) {
   cr_expect_neq(job_of(NULL).hash[0], job.hash[0], "%s", name);
 }
 
-/* Each environment variable that names a job has priority over those that this test sets before
- * it. */
+/* Sets the environment variables that name a job, in the order of rising priority: each one
+ * replaces the name before it. */
 Test(sockets_join, names_of_a_job) {
   forget_names();
   cr_expect_str_eq(job_of(NULL).named, "");

@@ -84,9 +84,9 @@ void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk);
  * stream. */
 bool ob_hierarchical_can_add(const struct onebit_plan *plan);
 
-/* Add the steps of a chunk inside the host: ob_hierarchical_add_inputs those before it is
- * compressed and exchanged, ob_hierarchical_add_reducing those around its reduction, and the last
- * function those that collect its results. */
+/* These functions add a chunk's steps inside the host: the first one the steps before the chunk is
+ * compressed and exchanged, the second one the steps around its reduction, and the last one the
+ * steps that collect its results. */
 void ob_hierarchical_add_inputs(struct onebit_plan *plan, size_t chunk, size_t ahead);
 void ob_hierarchical_add_reducing(struct onebit_plan *plan, size_t chunk);
 void ob_hierarchical_add_collecting(struct onebit_plan *plan, size_t chunk);

@@ -253,7 +253,7 @@ static bool has_succeeded(void) { return !failed; }
 typedef const char *version_call(void);
 
 /* Checks that this library has the same version as the onebit that the program is linked to: the
- * program's calls of onebit come to this library. */
+ * program's calls of onebit's functions run this library's code. */
 static onebit_status_t check_version(void) {
   version_call *next;
   void *found = dlsym(RTLD_NEXT, "onebit_version");

@@ -266,7 +266,8 @@ static struct ob_operation *get_next_operation(struct ob_queue *queue,
 }
 
 /* Advances the operations of a claimed queue. An operation that has ended must not be accessed any
- * more, so the next one is read before. A withdrawn operation is sent dense in the next turn. */
+ * more, so its successor is read first. An operation that was withdrawn sends dense messages when
+ * the queue advances again. */
 static void move_claimed_queue(struct ob_queue *queue, bool wait) {
   for (struct ob_operation *operation = get_next_operation(queue, NULL), *next; operation;
        operation = next) {

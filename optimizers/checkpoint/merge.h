@@ -60,7 +60,8 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 onebit_status_t ob_merge_distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                     size_t slot);
 
-/* Replaces the values of a piece that no rank has. All other pieces of the section are complete. */
+/* Sets a default for the values of a piece that no rank has saved. All other pieces of the section
+ * are complete. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece);
 
 #endif

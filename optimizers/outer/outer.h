@@ -228,8 +228,8 @@ void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set_parameters(const struct ob_fragment *fragment, double mixing);
 /* Subtracts `by` from the parameters, unless it is zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
-/* Sets the elements first to first + count - 1 to the consensus minus `ahead`, with the mixing of
- * the options, and stores `ahead` in fragment->drift. */
+/* Sets `count` elements, from element `first` on, to the consensus minus `ahead`, as far as the
+ * option `mixing` says, and stores `ahead` in fragment->drift. */
 void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);

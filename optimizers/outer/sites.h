@@ -109,7 +109,7 @@ struct ob_site_peer {
 struct ob_site_group {
   struct ob_sites *sites;
   size_t first;   /* the number of its first shard */
-  bool in_flight; /* drifts were sent, and the step that applies their rounds has not come yet */
+  bool in_flight; /* drifts were sent, and no step has applied the result yet */
 
   /* The shard that this site serves. */
   int drift_tag, result_tag;

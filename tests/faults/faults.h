@@ -139,8 +139,8 @@ struct participant {
   struct shared *shared;
   int rank;
   onebit_comm_t comm;
-  bool messages_fail; /* the message fault has started */
-  bool committed;     /* the fault was committed */
+  bool messages_fail; /* messages are damaged or held from now on */
+  bool committed;     /* the fault has happened */
   int skip;           /* number of messages to send unharmed before the fault */
   double held_until;
 };

@@ -205,7 +205,7 @@ static void check_wrong_device_rates(struct learner *learner) {
   CHECK_CUDA(cudaFree(rate));
 }
 
-/* Makes wrong steps in the warm-up and after it, with one bucket and with several. */
+/* Makes steps with wrong arguments in the warm-up and after it, with one bucket and several. */
 static void check_wrong_steps(const struct gpu_rank *self, void *context) {
   (void)context;
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {

@@ -90,7 +90,7 @@ static void gather_hosts(void) {
   host.usable = count_usable_cpus();
   host.others = NAN;
   doctor_read_load(&first_load);
-  doctor_subtract(&host, &host); /* sets the byte counters to 0, as before a transfer */
+  doctor_subtract(&host, &host); /* sets the byte counters to 0: nothing has been transferred yet */
   if (is_leader())
     MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
   MPI_Bcast(facts.hosts, hosts * (int)sizeof host, MPI_BYTE, 0, team.local);

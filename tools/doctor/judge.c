@@ -344,7 +344,7 @@ static const struct {
         "raise the container's cpu.max, or use another instance type; then run the doctor again",
         NULL},
     [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, COARSE | BLURS | ONCE,
-        "ranks that wait occupy the processors that ranks with work need",
+        "waiting ranks occupy processors that the other ranks need for their work",
         "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", NULL},
     [DOCTOR_SAME_CPU] = {judge_binding, 0, HOSTS, ONCE | SURE,
         "ranks take turns on these CPUs while others are idle",

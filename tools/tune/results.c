@@ -223,9 +223,11 @@ static size_t find_threshold(const struct ob_costs *costs, const struct ob_cost_
   return high;
 }
 
-void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
-  printf("\n# What plans choose if their options leave the choice open. They choose float32 only "
-         "if it is\n# faster than bits. Sizes are those of float32.\n");
+void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster,
+                          bool written) {
+  printf("\n# What plans %schoose if their options leave the choice open. They choose float32 only "
+         "if it is\n# faster than bits. Sizes are those of float32.\n",
+         written ? "" : "would, by these times, ");
   struct ob_cost_choice last;
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
     struct ob_cost_choice now = choose_for_size(costs, cluster, bytes);

@@ -415,8 +415,8 @@ static bool write_wanted_file(struct tune_run *run, const char *path) {
         "the times contradict each other, as on hosts that other programs use: %s",
         run->options->output
             ? "plans that read this file may choose badly"
-            : "no file is written. Repeat onebit-tune when the hosts are idle, or give "
-              "--output PATH, which writes the file in any case");
+            : "no file is written, so plans do not use these times. Repeat onebit-tune when the "
+              "hosts are idle, or give --output PATH, which writes the file in any case");
   if (doubtful && !run->options->output)
     return false;
   return run->team.leaders == MPI_COMM_NULL || run_mpi_write_file(run, path);
@@ -432,7 +432,8 @@ static bool print_results(struct tune_run *run, const char *path,
     else {
       snprintf(run->costs.source, sizeof run->costs.source, "measured just now");
       tune_print_points(points, run->costs.residual);
-      tune_print_decisions(&run->costs, &run->cluster);
+      tune_print_decisions(&run->costs, &run->cluster,
+                           run->options->output || !tune_is_doubtful(&run->costs));
     }
   }
   return write_wanted_file(run, path);

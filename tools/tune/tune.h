@@ -104,8 +104,10 @@ void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs 
  * then choose by chance. */
 bool tune_is_doubtful(const struct ob_costs *costs);
 void tune_print_points(const struct tune_points *points, double residual);
-/* Prints what plans of 4 B to 256 MiB choose, at each size where the choice changes. */
-void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
+/* Prints what plans of 4 B to 256 MiB choose, at each size where the choice changes. written: a
+ * tuning file has these costs, so that plans use them */
+void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster,
+                          bool written);
 
 /* Checks that the file can be written, and creates its directory. After an error, prints a message
  * and returns false. */

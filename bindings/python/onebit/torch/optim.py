@@ -325,8 +325,8 @@ class _Optimizer(StatefulOptimizer):
             self._check_group(number, group)
             own = self._beta1_of(number, group)
             if beta1 not in (None, own):
-                raise argument_error(f"betas or momentum of group {number} is {own}, of the groups before it "
-                                     f"{beta1}: all must have the same")
+                raise argument_error(f"betas or momentum of group {number} is {own}, but {beta1} in the "
+                                     "groups before it: all groups must have the same value")
             beta1 = own
             for name in "lr", "weight_decay":
                 if not 0 <= float(group[name]) < math.inf:

@@ -89,9 +89,9 @@ class Writes:
         if not changed and not self._is_untold and self._is_looked_at():
             self._is_untold = self._sums != self._found_sums()
             if self._is_untold:
-                warn(f"parameters were written to through .data after step {self._steps}. Such writes after "
-                     "earlier steps are lost. Later ones are kept, but each step now copies all parameters "
-                     "to find them. Write to parameters under torch.no_grad() instead")
+                warn(f"parameters were written to through .data after step {self._steps}. Writes through "
+                     ".data after earlier steps were lost. From now on they are kept, but to find them each step "
+                     "copies all parameters. Write to parameters under torch.no_grad() instead")
         return changed or self._is_untold
 
     def mark(self):
