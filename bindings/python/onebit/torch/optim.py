@@ -16,7 +16,7 @@ import torch
 
 import onebit
 from onebit import Status
-from onebit._native import Error, NAMES, OPTIMIZERS, argument_error, warn
+from onebit._native import NAMES, OPTIMIZERS, Error, argument_error, warn
 from onebit.communicator import Communicator
 from onebit.torch.backward import (
     Backward,
