@@ -184,8 +184,8 @@ static void print_seconds(FILE *file, const struct ob_record *record,
       fprintf(file, "; all calls: %.3f s %s", fabs(calls), calls < 0 ? "lost" : "saved");
     fprintf(file, "; agreements and checks took %.3f s\n", deciding);
   } else if (dense > 0 && report->seconds > 0)
-    fprintf(file, "    these calls took %.3f s, %.0f %% of the run%s", dense,
-            100 * dense / report->seconds, saved > 0 ? "" : "\n");
+    fprintf(file, "    these calls took %.3f s, with waiting for other ranks, %.0f %% of the run%s",
+            dense, 100 * dense / report->seconds, saved > 0 ? "" : "\n");
   if (saved > 0)
     fprintf(file, "; compression would save about %.3f s of that\n", saved);
 }
@@ -255,10 +255,6 @@ static bool is_dense_time_rough(void) {
   return false;
 }
 
-/* The factor by which an estimate from few dense calls may be wrong: the first calls of a run often
- * take longer than later ones. */
-#define ROUGH 1.25
-
 static void print_sum(FILE *file, const struct ob_report *report) {
   fprintf(file, "  in total: %llu calls compressed ", (unsigned long long)report->compressed);
   if (report->own_only)
@@ -269,18 +265,19 @@ static void print_sum(FILE *file, const struct ob_report *report) {
     fprintf(file, ", with %.3gx less traffic: %.2f MB instead of %.2f MB",
             (double)report->bytes_dense / (double)report->bytes_sent,
             to_megabytes(report->bytes_sent), to_megabytes(report->bytes_dense));
-  const double factor = report_speedup(report);
-  const bool rough = is_dense_time_rough();
-  if (report->compressed && rough && factor > 1 / ROUGH && factor < ROUGH)
-    fprintf(file, "; about as fast as dense sums");
-  else if (report->compressed)
-    fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)", factor,
-            report->calls, report->seconds, report->span, report->seconds + report->seconds_saved);
+  const bool known = report->compressed && !is_dense_time_rough();
+  if (known)
+    fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)",
+            report_speedup(report), report->calls, report->seconds, report->span,
+            report->seconds + report->seconds_saved);
   fputc('\n', file);
-  if (report->compressed && rough)
-    fprintf(file, "  Few dense calls were timed, so this is a rough estimate: compare with a run "
-                  "without onebit.\n");
-  else if (report->compressed && report->seconds_saved < 0)
+  if (report->compressed && report->hosts == 1)
+    fprintf(file, "  All ranks are on one host, where compression saves no time.\n");
+  else if (report->compressed && !known)
+    fprintf(file,
+            "  Too few dense calls were timed to estimate a speed-up: compare with a run without "
+            "onebit.\n");
+  else if (known && report->seconds_saved < 0)
     fprintf(
         file,
         "  Compression took longer than it saved on the network: dense sums are faster here.\n");
@@ -305,22 +302,26 @@ static void print_advice(FILE *file, const struct ob_report *report) {
     print_nothing_seen(file);
     return;
   }
+  fprintf(file, "  %llu sums could be compressed.", (unsigned long long)watched);
+  if (report->hosts == 1)
+    fprintf(file, " All ranks are on one host, where this saves no time.");
+  else
+    fprintf(
+        file,
+        " By the cost model, compression would save about %.3f s of the run's %.3f s (%.0f %%).",
+        seconds, report->seconds, report->seconds > 0 ? 100 * seconds / report->seconds : 0.0);
   fprintf(file,
-          "  %llu sums could be compressed. By the cost model, compression would save about %.3f s "
-          "of the run's %.3f s (%.0f %%). If these sums are gradients that an optimizer averages "
-          "over steps, run:\n    %s\n",
-          (unsigned long long)watched, seconds, report->seconds,
-          report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
+          " If these sums are gradients that an optimizer averages over steps, run%s:\n    %s\n",
+          report->hosts == 1 ? " on several hosts" : "",
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
   if (seconds < 0.05 * report->seconds)
     fprintf(
         file,
-        "  %s. This command predicts a step on 4 hosts with links of 1 Gbit/s, for a model of 10 "
+        "  %sThis command predicts a step on 4 hosts with links of 1 Gbit/s, for a model of 10 "
         "million parameters and a step of 0.1 s without MPI calls; replace its numbers by "
         "yours:\n"
         "    onebit-tune --predict --parameters 10M --compute 0.1 --hosts 4 --bandwidth 1gbit\n",
-        report->hosts == 1 ? "All ranks are on one host, where compression saves no time"
-                           : "On this network compression is hardly worth it");
+        report->hosts == 1 ? "" : "On this network compression is hardly worth it. ");
 }
 
 /* Prints the smallest number of bits among the compressed calls, and the optimizers for which that

@@ -268,10 +268,9 @@ class SavedHook:
         if comm is None or not self._is_used:  # there was no backward pass
             return
         parts = self.state._gather_state(comm, self._own().numpy().tobytes())
-        if self._rank == to:
-            tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in parts]
-            named = {f"{NAME}{rank}": one for rank, one in enumerate(tensors)}
-            self._everyone = self.state.steps, named
+        ranks = range(self._ranks) if self._rank == to else [self._rank]  # other ranks save their own part
+        named = {f"{NAME}{rank}": torch.frombuffer(bytearray(parts[rank]), dtype=torch.uint8) for rank in ranks}
+        self._everyone = self.state.steps, named
 
     def warn_of_missing_residuals(self):
         if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2 or self.state._closed:
