@@ -134,6 +134,19 @@ Test(tune, one_bucket_overlaps_nothing) {
   }
 }
 
+/* The norm by which a program clips is known only after the last bucket. */
+Test(tune, clipping_leaves_one_bit_without_overlap) {
+  const struct ob_costs costs = default_costs();
+  struct tune_training clipped = some_training;
+  clipped.clip = true;
+  for (int m = 0; m < TUNE_METHODS; m++) {
+    const bool same = m == TUNE_DENSE || m == TUNE_HALF || m == TUNE_RUN;
+    const double step = tune_step_seconds(&costs, &clipped, (enum tune_method)m, true);
+    cr_expect_eq(step, tune_step_seconds(&costs, &some_training, (enum tune_method)m, same), "%s",
+                 tune_method_names[m]);
+  }
+}
+
 Test(tune, a_run_is_the_mean_of_its_steps) {
   struct ob_costs costs = default_costs();
   for (int overlap = 0; overlap < 2; overlap++) {

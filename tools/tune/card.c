@@ -202,7 +202,7 @@ struct tune_update tune_card_update(const struct tune_card *card,
 double tune_card_step(const struct tune_card *card, const struct tune_training *training,
                       enum tune_method method, bool overlap) {
   const struct tune_update update = tune_card_update(card, training, method);
-  if (!overlap)
+  if (!overlap || !tune_overlaps(training, method))
     return training->compute + update.together;
   return training->compute + update.kernels +
          ob_step_waiting(update.messages, training->compute, tune_buckets(training));
@@ -257,9 +257,10 @@ static void card_print_assumptions(const struct network *network) {
       "# 1-bit Adam: after %.3g %% dense steps. 0/1 Adam: mean of %.0f steps, with local ones. All "
       "times include the update.\n"
       "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.3g "
-      "buckets.\n",
+      "buckets.%s\n",
       1e-9 * card->pcie, 1e-9 * card->memory, STAGED, 100 * network->training.warm_up,
-      network->training.steps, 100 * OB_STEP_HIDING, tune_buckets(&network->training));
+      network->training.steps, 100 * OB_STEP_HIDING, tune_buckets(&network->training),
+      network->training.clip ? " With clipping, messages in one bit do not." : "");
 }
 
 static double find_best_step(const struct network *network, enum tune_method first,

@@ -65,6 +65,9 @@ static const struct tool_option rows[] = {
      "for each "
      "25 MiB of gradients, at most 25",
      .low = 1, .high = 1e6, .groups = STEPS | CARDS},
+    {"clip", 0, TOOL_FLAG, AT(training.clip),
+     .help = "the program clips gradients by their norm, so that one bit does not overlap",
+     .groups = STEPS | CARDS},
     {"steps", 0, TOOL_REAL, AT(training.steps), "N",
      "steps of the whole run, including the warm-up; default 100000", .low = 1, .high = 1e12,
      .groups = PREDICT},

@@ -161,10 +161,15 @@ double tune_buckets(const struct tune_training *training) {
   return training->buckets > 0 ? training->buckets : fmin(fmax(full, 1), OB_STEP_BUCKETS);
 }
 
+bool tune_overlaps(const struct tune_training *training, enum tune_method method) {
+  return !training->clip || method == TUNE_DENSE || method == TUNE_HALF || method == TUNE_RUN;
+}
+
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
   const struct parts parts = predict_parts(costs, training, method);
   const double compute = training->compute * tune_sharing_factor(costs, training);
+  overlap = overlap && tune_overlaps(training, method);
   const double buckets = overlap ? tune_buckets(training) : 1; /* one bucket does not overlap */
   return compute + parts.policy.one_bit * added_seconds(&parts.one_bit, compute, buckets) +
          parts.policy.eight_bits * added_seconds(&parts.eight_bits, compute, buckets) +

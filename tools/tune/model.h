@@ -32,6 +32,7 @@ struct tune_training {
   double warm_up;    /* the fraction of the steps in which 1-bit Adam is dense */
   double buckets;    /* 0: as many as DistributedDataParallel makes */
   int hosts, ranks_per_host;
+  bool clip; /* the program clips gradients, so that no exchange in one bit overlaps */
 };
 
 /* The published recipe of 1-bit Adam for BERT-Large: 23 k of 152 k steps (arXiv 2102.02888). */
@@ -57,8 +58,11 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
 /* Returns the factor, at least 1, by which the computation is slower because ranks share cores. */
 double tune_sharing_factor(const struct ob_costs *costs, const struct tune_training *training);
 
-/* Returns the number of buckets whose exchanges begin one after another in the backward pass. */
+/* tune_buckets returns the number of buckets whose exchanges begin one after another in the
+ * backward pass. tune_overlaps returns true if a method's exchange can overlap with the
+ * computation: the norm by which a one-bit optimizer clips is known only after the last bucket. */
 double tune_buckets(const struct tune_training *training);
+bool tune_overlaps(const struct tune_training *training, enum tune_method method);
 
 /* The costs of one exchange of all parameters, as a mean over the steps of the run. */
 struct tune_exchange {

@@ -105,6 +105,23 @@ static void predict_print_costs(const struct ob_costs *costs,
            "--shared-cores N for one machine that has all hosts.\n");
 }
 
+static void predict_print_overlap(const struct tune_training *training) {
+  const double buckets = tune_buckets(training);
+  printf(
+      "# Overlapped: read this column and the speed-up after it if the program exchanges while it\n"
+      "#   computes, as PyTorch's DistributedDataParallel does, else those before it. %s\n",
+      training->clip ? "With clipping,\n#   exchanges in one bit do not overlap."
+                     : "Add --clip if it\n#   clips gradients by their norm.");
+  if (buckets > 1)
+    printf("#   The exchange hides behind %.0f %% of the computation, but for the first and the "
+           "last of\n"
+           "#   %.3g buckets, and for the work of codec and TCP.",
+           100 * OB_STEP_HIDING, buckets);
+  else
+    printf("#   The model has one bucket, whose exchange overlaps nothing.");
+  printf(" (--buckets; DistributedDataParallel\n#   makes one for each 25 MiB of gradients.)\n");
+}
+
 /* Bytes per second. On faster links MPI usually runs over RDMA, whose costs the default model
  * lacks. */
 #define FAST_LINK 3e9
@@ -124,18 +141,7 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       "# Dense: MPI_Allreduce, which reaches %.2f of the link here; float16: half the bytes, and "
       "a conversion.\n",
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
-  printf(
-      "# Overlapped: read this column and the speed-up after it if the program exchanges while it\n"
-      "#   computes, as PyTorch's DistributedDataParallel does, else those before it. If such a "
-      "program\n"
-      "#   clips gradients, compare the step in one bit with the overlapped step of dense: in one "
-      "bit, "
-      "the\n"
-      "#   exchange then begins after the backward pass. The exchange hides behind %.0f %% of the\n"
-      "#   computation, but for the first and the last of %.3g buckets (--buckets; "
-      "DistributedDataParallel\n#   makes one for each 25 MiB of gradients), and for the work of "
-      "codec and TCP.\n",
-      100 * OB_STEP_HIDING, tune_buckets(training));
+  predict_print_overlap(training);
   printf("# 0/1 Adam, %.0f steps: its variance is frozen after step %d, and all other options are "
          "the\n#   defaults. It sends one bit in %.1f %% of the steps, full precision in %.2f %%, "
          "nothing in %.1f %%.\n",
