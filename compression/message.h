@@ -313,7 +313,7 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
   return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
-/* Returns the width, in bits per element, of a message that is not dense. */
+/* Returns the number of bits per element of a message that is not dense. */
 OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
 
 /* The errors of a header, in the order of the checks; ob_header_check returns the first one. */

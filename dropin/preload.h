@@ -57,7 +57,7 @@ static inline bool ob_preload_is_small(onebit_operation_t operation, size_t coun
   return small;
 }
 
-/* ---- The report (report.c) ---- */
+/* ---- The report (report.c, report_json.c) ---- */
 
 /* The sums over all ranks, and rank 0's own records. With NCCL each rank reports only its own
  * values. */
@@ -87,6 +87,13 @@ void ob_report_print(const struct ob_report *report);
 
 /* Returns the largest ratio of a residual's norm to the mean's norm in this rank's records. */
 double ob_report_max_residual_ratio(void);
+
+/* ob_report_speedup returns the estimated speed-up: (elapsed + saved) / elapsed.
+ * ob_report_read_passed reads how many of a record's calls were passed on to MPI or NCCL for each
+ * reason. ob_report_write_json writes the report as one JSON object. */
+double ob_report_speedup(const struct ob_report *report);
+void ob_report_read_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]);
+void ob_report_write_json(FILE *file, const struct ob_report *report);
 
 /* Return the names of a record's type and operation: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);

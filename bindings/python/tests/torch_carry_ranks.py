@@ -644,6 +644,7 @@ def check_way_back(rank, size):
             made = {"dense": lambda *_: given, "one bit": onebit.torch.compress,
                     "hook": lambda *both: onebit.torch.compress(*both, onebit.torch.HookState)}  # fmt: skip
             optimizer = made[method](model, given)
+            assert method == "dense" or optimizer.torch_state_dict()["state"] == {}  # before the first step
             train(model, optimizer, rank, range(60))
             if method != "dense":
                 with record_warnings() as said:
@@ -665,6 +666,16 @@ def check_way_back(rank, size):
                 assert is_equal_on_ranks(flatten_parameters(twin))
             assert losses[True] < 1.1 * before, (method, before, losses)
             assert kind is torch.optim.SGD or losses[True] < losses[False], (method, before, losses)
+    module = make_network()
+    first, *others = module.parameters()
+    model, given = wrap_model(module), [torch.optim.RMSprop([first]), torch.optim.AdamW(others)]
+    optimizers = onebit.torch.compress(model, given)
+    compute_loss(model, rank, 0).backward()
+    for one, fresh in zip(optimizers, (torch.optim.RMSprop([first]), torch.optim.AdamW(others))):
+        one.step()
+        fresh.load_state_dict(one.torch_state_dict())
+        assert fresh.state, "also the optimizer that was not replaced"
+    optimizers[1].close()
     module = make_network()
     lamb = onebit.torch.compress(wrap_model(module), torch.optim.AdamW(module.parameters()), onebit.torch.Lamb)
     expect_status(Status.ERROR_ARGUMENT, lamb.torch_state_dict, "torch has no state for Lamb")

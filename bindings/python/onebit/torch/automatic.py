@@ -184,6 +184,8 @@ class Automatic:
         for one in optimizers:
             one.close, one.report, one.describe = self.close, self.report, self.describe
             one.clip_grad_norm_ = self._clip
+            if one is not lead:
+                one.torch_state_dict = one.state_dict
 
     @property
     def _closed(self):

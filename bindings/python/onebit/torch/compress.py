@@ -285,6 +285,12 @@ def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, o
     return made
 
 
+def _keep_torch_state(optimizer):
+    """Gives torch_state_dict to an optimizer whose own state is torch's."""
+    if not hasattr(optimizer, "torch_state_dict"):
+        optimizer.torch_state_dict = optimizer.state_dict
+
+
 def _share_report(optimizers, carried, averaged):
     """Gives all optimizers of the model the report of the replaced one, which is about the whole model."""
     carried.averaged = averaged
@@ -292,6 +298,7 @@ def _share_report(optimizers, carried, averaged):
         if one is not carried:
             one.close = lambda: None
             one.report, one.clip_grad_norm_ = carried.report, carried.clip_grad_norm_
+            _keep_torch_state(one)
 
 
 def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, averaged):
@@ -309,6 +316,7 @@ def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, a
 
     for one in optimizers:
         one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
+        _keep_torch_state(one)
 
 
 def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
