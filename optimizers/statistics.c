@@ -219,6 +219,21 @@ static void statistics_add_bytes(const struct onebit_optimizer *optimizer,
     add_bucket_bytes(optimizer, &optimizer->buckets[u], info);
 }
 
+static onebit_stage_t stage_of(const struct onebit_optimizer *optimizer) {
+  return ob_optimizer_is_frozen(optimizer) ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP;
+}
+
+onebit_status_t onebit_optimizer_get_stage(onebit_optimizer_t optimizer, onebit_stage_t *stage,
+                                           uint64_t *steps) {
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  if (!stage || !steps)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", stage ? "steps" : "stage");
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  *stage = stage_of(optimizer);
+  *steps = optimizer->steps;
+  return ONEBIT_OK;
+}
+
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
@@ -226,7 +241,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
   OB_TRY(ob_optimizer_catch_up(optimizer));
   *info = (onebit_optimizer_info_t){
       .size = sizeof *info,
-      .stage = ob_optimizer_is_frozen(optimizer) ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP,
+      .stage = stage_of(optimizer),
       .steps = optimizer->steps,
       .skipped = optimizer->skipped,
       .freeze_step = optimizer->frozen_at,

@@ -297,6 +297,11 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
         (unsigned long long)info.skipped);
   CHECK((info.stage == ONEBIT_STAGE_COMPRESSED) == wanted->compressed, "step %d: stage is %d", step,
         (int)info.stage);
+  onebit_stage_t stage;
+  uint64_t steps;
+  CHECK_STATUS(onebit_optimizer_get_stage(optimizer, &stage, &steps), ONEBIT_OK);
+  CHECK(stage == info.stage && steps == made, "step %d: stage %d and %llu steps", step, (int)stage,
+        (unsigned long long)steps);
   CHECK(info.freeze_step == wanted->freeze_step, "step %d: freeze step is %llu, not %zu", step,
         (unsigned long long)info.freeze_step, wanted->freeze_step);
   CHECK(info.loss_scale == wanted->after, "step %d: loss scale %g, not %g", step, info.loss_scale,

@@ -143,10 +143,13 @@ void wrong_queries(const struct wrong_scene *scene) {
   onebit_tensor_statistics_t one = {.size = sizeof one};
   char line[8];
   double scale;
+  onebit_stage_t stage;
+  uint64_t steps;
   void *comm = scene->comm;
 #define LOOKS(handle, part)                                                                        \
   WRONG(onebit_optimizer_get_info, (handle, &info), ARGUMENT, part);                               \
   WRONG(onebit_optimizer_get_loss_scale, (handle, &scale), ARGUMENT, part);                        \
+  WRONG(onebit_optimizer_get_stage, (handle, &stage, &steps), ARGUMENT, part);                     \
   WRONG(onebit_optimizer_get_statistics, (handle, &all), ARGUMENT, part);                          \
   WRONG(onebit_optimizer_get_tensor_statistics, (handle, 0, &one), ARGUMENT, part);                \
   WRONG(onebit_optimizer_describe, (handle, ONEBIT_FORMAT_TEXT, line, 8, NULL), ARGUMENT, part);   \
@@ -159,6 +162,8 @@ void wrong_queries(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_get_info, (optimizer, &(onebit_optimizer_info_t){.size = 3}), ARGUMENT,
         "info->size is 3");
   WRONG(onebit_optimizer_get_loss_scale, (optimizer, NULL), ARGUMENT, "scale is NULL");
+  WRONG(onebit_optimizer_get_stage, (optimizer, NULL, &steps), ARGUMENT, "stage is NULL");
+  WRONG(onebit_optimizer_get_stage, (optimizer, &stage, NULL), ARGUMENT, "steps is NULL");
   WRONG(onebit_optimizer_get_statistics, (optimizer, NULL), ARGUMENT, "statistics is NULL");
   WRONG(onebit_optimizer_get_statistics, (optimizer, &(onebit_optimizer_statistics_t){.size = 5}),
         ARGUMENT, "statistics->size is 5");

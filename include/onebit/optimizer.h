@@ -342,6 +342,16 @@ typedef struct onebit_optimizer_info {
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 
+/* Returns the stage and the number of steps without reading the state, in contrast to
+ * onebit_optimizer_get_info, whose norms take as long as a pass over it. Local; on a device waits
+ * for steps on streams.
+ *   optimizer   the optimizer
+ *   stage       out: the stage of the next step
+ *   steps       out: steps made, without the skipped ones
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_get_stage(onebit_optimizer_t optimizer, onebit_stage_t *stage,
+                                           uint64_t *steps);
+
 /* Moves the optimizer to another communicator: one of the remaining ranks after a rank was lost, or
  * one with new ranks. Collective over the new communicator; ranks that are only in the old one take
  * no part. The old communicator may be aborted or broken. Exchanges in flight on it, and an open

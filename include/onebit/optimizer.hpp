@@ -71,6 +71,13 @@ public:
     return scale;
   }
 
+  /* The stage of the next step, and the number of steps made, without a pass over the state. */
+  onebit_stage_t stage(std::uint64_t *steps = nullptr) const {
+    onebit_stage_t stage = ONEBIT_STAGE_WARMUP;
+    std::uint64_t made = 0;
+    check(onebit_optimizer_get_stage(get(), &stage, steps ? steps : &made));
+    return stage;
+  }
   onebit_optimizer_info_t info() const {
     return detail::read_info(onebit_optimizer_get_info, get());
   }

@@ -251,6 +251,8 @@ static void optimizers_tell_and_go_on(const std::string &directory) {
   onebit::momentum second(comm, {onebit::tensor(q.data(), gradient.data(), 400)});
   EXPECT(first.step(0.1F) == ONEBIT_OK && first.step(0.1F) == ONEBIT_OK);
   EXPECT(first.info().steps == 2 && first.loss_scale() == 1);
+  std::uint64_t steps = 0;
+  EXPECT(first.stage(&steps) == first.info().stage && steps == 2);
   EXPECT(first.statistics().info.steps == 2 && first.statistics(0).count == 400);
   EXPECT(catch_status([&] { first.statistics(1); }) == ONEBIT_ERROR_ARGUMENT);
   const std::string text = first.describe(), json = first.describe(ONEBIT_FORMAT_JSON);

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Iterable, NamedTuple, Sequence, Union
 
 from onebit import _native
-from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Status, argument_error, check, last_message
+from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Stage, Status, argument_error, check, last_message
 from onebit.buffers import buffer_of, check_dtypes, current_stream, make_room
 from onebit.communicator import Communicator, Member
 
@@ -298,6 +298,13 @@ class Optimizer(Stateful):
         scale = ctypes.c_double()
         self._call("get_loss_scale", ctypes.byref(scale))
         return scale.value
+
+    def stage(self) -> tuple[Stage, int]:
+        """Returns the stage of the next step, and the number of steps made. In contrast to `info`, it does not
+        read the whole state."""
+        stage, steps = ctypes.c_int(), ctypes.c_uint64()
+        self._call("get_stage", ctypes.byref(stage), ctypes.byref(steps))
+        return Stage(stage.value), steps.value
 
     def info(self) -> dict[str, Any]:
         """Returns the optimizer's state in numbers: the fields of onebit_optimizer_info_t by name."""

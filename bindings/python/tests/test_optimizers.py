@@ -81,8 +81,9 @@ def test_statistics(on_ranks):
     def body(comm):
         _, gradients, optimizer = make_optimizer(comm, freeze_step=2, clip_norm=1.0, initial_loss_scale=1024)
         assert optimizer.loss_scale == 1024
-        assert optimizer.info()["stage"] is onebit.Stage.STAGE_WARMUP
+        assert optimizer.stage() == (onebit.Stage.STAGE_WARMUP, 0)
         make_steps(comm, optimizer, gradients, 0, 4)
+        assert optimizer.stage() == (onebit.Stage.STAGE_COMPRESSED, 4)
         info, found = optimizer.info(), optimizer.statistics()
         assert info["stage"] is onebit.Stage.STAGE_COMPRESSED and info["name"] == "adam"
         assert info["exchanges"] == (2, 2, 0) and info["gradient_norm"] > 0

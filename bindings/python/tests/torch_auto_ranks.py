@@ -549,7 +549,7 @@ def check_moments_of(made, group, size):
         means, own = (remainder.moments_of(made, group, of_means) for of_means in (True, False))
     finally:
         dist.all_reduce = all_reduce
-    assert len(sums) == 2, sums  # one sum of squares, one of gradients
+    assert len(sums) == 1, sums  # the squares and the gradients
     shares = remainder.mean_shares(list(own), group, size)
     for one, share in zip(own, shares):
         assert 1 / size <= share <= 1

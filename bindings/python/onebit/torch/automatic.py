@@ -304,7 +304,7 @@ class Automatic:
         """Returns how many steps of the warm-up of one bit, which are in 8 bits, remain."""
         if self.made is None or not is_in_warmup(self.made):
             return 0
-        return max(self.made._warmup_steps - self.made.onebit.info()["steps"], 1)
+        return max(self.made._warmup_steps - self.made.onebit.stage()[1], 1)
 
     def _begin_one_bit(self):
         self.made = self._make(self._record)

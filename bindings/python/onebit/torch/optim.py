@@ -656,7 +656,7 @@ class _Optimizer(StatefulOptimizer):
         """Returns a `Report` of the steps so far. Works also after `close`. Local."""
         if self._closed:
             return self._reported
-        steps, passes = self.onebit.info()["steps"], self._backward
+        (_, steps), passes = self.onebit.stage(), self._backward
         made = steps - self._loaded_steps
         own = [self._shards.local(one) for one in self._parameters]
         gradients = sum(one.numel() * one.element_size() for one in own) * made
@@ -701,7 +701,7 @@ class _Optimizer(StatefulOptimizer):
     def _load(self, loaded, groups=None):
         self._refresh()
         super()._load(loaded, groups)
-        self._loaded_steps = self.onebit.info()["steps"]
+        self._loaded_steps = self.onebit.stage()[1]
         if self._remainder is not None:
             self._remainder.load(loaded)
         with torch.no_grad():

@@ -348,8 +348,9 @@ def mean_shares(parameters, group, hosts):
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     ranks, device = group.size(), gradients[0].device
     own = torch.stack([one.float().square().sum().to(device) for one in gradients])
-    own = (next(_sums([own], group)) / ranks).tolist()
-    means = [float((one / ranks).square().sum()) for one in _sums(gradients, group)]
+    sums = _sums([own, *gradients], group)  # if they are few, in a single exchange
+    own = (next(sums) / ranks).tolist()
+    means = [float((one / ranks).square().sum()) for one in sums]
     return [_share(*pair, ranks, hosts) for pair in zip(own, means)]
 
 
@@ -383,7 +384,7 @@ def _variances(made, states, parameters, of_means, group):
 
 
 def is_in_warmup(made):
-    return made._warmup_steps > 0 and made.onebit.info()["stage"] == Stage.STAGE_WARMUP
+    return made._warmup_steps > 0 and made.onebit.stage()[0] == Stage.STAGE_WARMUP
 
 
 def _adam_moments(made, parameter, group, state, variance, divisor):

@@ -107,7 +107,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def _warn_of_missing_residuals(self):
         if self._consolidated or self._has_warned or self.comm.size == 1:
             return
-        if not self.onebit.info()["steps"]:
+        if not self.onebit.stage()[1]:
             return
         self._has_warned = True
         warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint saves all"))
@@ -129,7 +129,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         for one in dicts:
             for number, parameter in zip(numbers, own):
                 merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
-        steps = self.onebit.info()["steps"]  # creates the optimizer if it does not exist yet
+        _, steps = self.onebit.stage()  # creates the optimizer if it does not exist yet
         if not any(merged.values()) and steps:
             raise argument_error("state_dict has no state of any parameter")
         return merged, groups
