@@ -157,36 +157,65 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
 }
 
 /* A measurement increases the number of elements until the time of an exchange depends on it. The
- * factor is 4 while exchanges are short, 16 if they are long, and 64 if they are long but do not
- * depend on the number, as on a link with a long delay. If another program may have made an
- * exchange longer, that exchange is measured again: one of few elements, or one whose time grew by
- * a larger factor than the elements. */
+ * factor is 4 while exchanges are short, 64 if they are long but do not depend on the number, as on
+ * a link with a long delay, and else 16. If another program may have made an exchange longer, that
+ * exchange is measured again: one that is short, or one whose time grew by a larger factor than the
+ * elements. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
-#define SHOWS_AFTER 0.03 /* seconds */
+#define SHOWS_AFTER 0.03 /* seconds; an exchange of few elements that takes longer has a delay */
 #define SPENT_AFTER 0.4  /* the largest total in seconds, or in multiples of the first exchange: */
 #define SPENT_TIMES 8    /* 2, and 3 growths from FIRST to LAST, each measured at most twice */
 
-static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
-                                      double *result) {
+/* The method with fewer bits, which was measured before, limits the time of an exchange. Below this
+ * limit in seconds, all elements are exchanged at once where small exchanges would be as long: on a
+ * link with a long delay. Elsewhere the limit is SHOWS_AFTER. */
+#define AT_ONCE 0.8
+
+/* A forecast of a method's exchanges, from the measurements of methods with fewer bits. */
+struct forecast {
+  double per_element; /* seconds, at most; infinite if nothing is known */
+  double delay;       /* seconds of an exchange of FIRST elements */
+};
+
+static bool has_delay(double first) { return first >= SHOWS_AFTER; }
+
+/* Returns how many elements can be exchanged at once. */
+static size_t count_at_once(const struct forecast *forecast, size_t end) {
+  const double seconds = has_delay(forecast->delay) ? AT_ONCE : SHOWS_AFTER;
+  const double count = seconds / forecast->per_element;
+  return count < (double)end ? (size_t)count : end;
+}
+
+/* Measures an exchange, and once more if it takes from `least` to `most` seconds; takes the shorter
+ * time. Adds the seconds of both to `spent`. */
+static onebit_status_t time_again(const struct probe *probe, onebit_method_t method, size_t count,
+                                  double least, double most, double *seconds, double *spent) {
+  double again;
+  OB_TRY(time_exchange(probe, method, count, seconds));
+  *spent += *seconds;
+  if (*seconds < least || *seconds > most)
+    return ONEBIT_OK;
+  OB_TRY(time_exchange(probe, method, count, &again));
+  *spent += again;
+  *seconds = fmin(*seconds, again);
+  return ONEBIT_OK;
+}
+
+/* Measures exchanges of growing sizes, and extrapolates to all elements.
+ *   at_once   the size to continue with if the link has a long delay
+ *   first     the seconds of an exchange of FIRST elements; `spent`: of all exchanges so far */
+static onebit_status_t measure_growing(const struct probe *probe, onebit_method_t method,
+                                       size_t at_once, double first, double spent, double *result) {
   const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
   const size_t first_count = end < FIRST ? end : FIRST;
-  size_t count = first_count;
-  double first, seconds, again, spent;
-  OB_TRY(time_exchange(probe, method, count, &seconds)); /* may also open connections */
-  OB_TRY(time_exchange(probe, method, count, &again));
-  spent = seconds + again;
-  first = seconds = fmin(seconds, again);
-  size_t growth = first < SHOWS_AFTER ? 4 : 16;
+  size_t count = first_count, growth = has_delay(first) ? 64 : 4;
+  double seconds = first;
   for (bool shows = false; count < end && !shows;) {
-    const double before = seconds;
     count = end / growth > count ? growth * count : end;
-    OB_TRY(time_exchange(probe, method, count, &seconds));
-    spent += seconds;
-    if (seconds >= SHOWS_AFTER && seconds > 1.5 * before * (count <= SMALL ? 1 : (double)growth)) {
-      OB_TRY(time_exchange(probe, method, count, &again));
-      spent += again;
-      seconds = fmin(seconds, again);
-    }
+    if (has_delay(first) && at_once > count)
+      count = at_once;
+    const double usual = 1.5 * seconds * (count <= SMALL ? 1 : (double)growth);
+    OB_TRY(time_again(probe, method, count, fmax(SHOWS_AFTER, usual), INFINITY, &seconds, &spent));
     shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
             (seconds >= SHOWS_AFTER && seconds >= 2 * first);
     growth = seconds < SHOWS_AFTER ? 4 : seconds < 1.25 * first ? 64 : 16;
@@ -196,35 +225,37 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   return ONEBIT_OK;
 }
 
-/* The limit in seconds below which all elements are exchanged at once. A method with fewer bits
- * takes no longer than the method with more bits that was measured before it. If that method took
- * at most this long, exchanging all elements at once needs fewer exchanges, which is faster if the
- * delay is long. */
-#define AT_ONCE 1.0
-
-/* Measures a method by two exchanges of all elements, and takes the shorter one, since other
- * programs may lengthen one of them. */
-static onebit_status_t measure_all_elements(const struct probe *probe, onebit_method_t method,
-                                            double *result) {
-  double again;
-  OB_TRY(time_exchange(probe, method, probe->choice->elements, result));
-  OB_TRY(time_exchange(probe, method, probe->choice->elements, &again));
-  *result = fmin(*result, again);
-  return ONEBIT_OK;
+static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
+                                      struct forecast *forecast, double *result) {
+  const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
+  const size_t at_once = count_at_once(forecast, end);
+  double first, spent = 0;
+  if (at_once == elements)
+    return time_again(probe, method, elements, 0, SHOWS_AFTER, result, &spent);
+  const bool is_first = isinf(forecast->per_element); /* may also open connections */
+  OB_TRY(time_again(probe, method, end < FIRST ? end : FIRST, 0, is_first ? INFINITY : SHOWS_AFTER,
+                    &first, &spent));
+  forecast->delay = is_first ? first : fmin(first, forecast->delay);
+  return measure_growing(probe, method, at_once, first, spent, result);
 }
 
+static int wire_bits(int method) { return method == ONEBIT_METHOD_DENSE ? 32 : rows[method].bits; }
+
+/* Measures the methods in the order of their bits, so that each limits the time of the next: twice
+ * the quotient of their bits, since dense sums may use another library's connections. */
 static onebit_status_t measure_exchanges(onebit_comm_t comm, onebit_method_choice_t *choice,
                                          onebit_method_exchange_t exchange, void *context) {
   const struct probe probe = {comm, choice, exchange ? exchange : run_default_exchange,
                               exchange ? context : comm};
-  double found[METHODS] = {0}, nothing = 0, before = INFINITY;
+  double found[METHODS] = {0}, nothing = 0;
+  struct forecast forecast = {INFINITY, 0};
   OB_TRY(agree_on_choice(comm, check_choice(choice), choice, &nothing));
-  for (int m = 0; m < EXCHANGES && choice->elements; m++)
+  for (int m = EXCHANGES - 1, before = m; m >= 0 && choice->elements; m--)
     if (needs_exchange_time(choice, m)) {
-      const bool at_once = before <= AT_ONCE && choice->elements <= LAST;
-      OB_TRY(
-          (at_once ? measure_all_elements : measure_method)(&probe, (onebit_method_t)m, &found[m]));
-      before = found[m];
+      forecast.per_element *= 2.0 * wire_bits(m) / wire_bits(before);
+      OB_TRY(measure_method(&probe, (onebit_method_t)m, &forecast, &found[m]));
+      forecast.per_element = fmax(found[m] - forecast.delay, 0) / (double)choice->elements;
+      before = m;
     }
   found[ONEBIT_METHOD_LOCAL_STEPS] = found[ONEBIT_METHOD_ONE_BIT];
   memcpy(choice->exchange, found, sizeof found);
@@ -265,13 +296,14 @@ static double estimate_step_seconds(onebit_comm_t comm, const onebit_method_choi
              : seconds;
 }
 
-/* Returns the limit of an exchange's time, as a part of the time of the local steps before it. The
- * limit is different for the current number of local steps, so that a small change of the time does
- * not change that number. */
+/* Returns the limit of an exchange's time, as a part of the time of the local steps before it. More
+ * local steps cost loss, so that a training needs more steps: docs/measured/outer.md compares both
+ * costs. The limit is different for the current number of local steps, so that a small change of
+ * the time does not change that number. */
 static double max_exchange_part(size_t steps, size_t current) {
   if (!current || steps > current)
-    return 1 / 20.0;
-  return steps == current ? 1 / 14.0 : 1 / 28.0;
+    return 0.75;
+  return steps == current ? 1.05 : 0.53;
 }
 
 /* Sets the smallest sufficient number of local steps, and returns the seconds of a training step;

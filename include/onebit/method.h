@@ -21,10 +21,10 @@
  *
  * Local steps change the result of a training. They are chosen only if steps with one bit per
  * element would wait for the link longer than they compute, or send more than the caller allows.
- * Their number is the smallest of 10, 30, 100 and 300 with which an exchange takes at most a 20th
- * of the computation. A run with local steps returns to an exchange in each step if, with one bit
- * per element, the wait would be less than 0.7 of the computing time. The number of local steps
- * changes only if another number is clearly better.
+ * Their number is the smallest of 10, 30, 100 and 300 with which an exchange takes at most 0.75
+ * of the time in which the local steps before it compute. A run with local steps returns to an
+ * exchange in each step if, with one bit per element, the wait would be less than 0.7 of the
+ * computing time. The number of local steps changes only if another number is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H

@@ -41,7 +41,7 @@ class Network(automatic.Meter):
     now = itertools.count(0.0, 1e-3).__next__
 
     def exchange(self, method, count):
-        Network.probes += (method, count) == ("dense", 1024)  # the smallest exchange, made twice
+        Network.probes += (method, count) == ("one bit", 1024)  # the smallest exchange, made twice
         return BYTES[method] * count / self.rate
 
     def step(self, method, total, compute, holds):
@@ -49,7 +49,7 @@ class Network(automatic.Meter):
         exchange = BYTES[method] * ELEMENTS / self.rate
         if method == "local steps":
             steps = (10, 30, 100, 300)
-            exchange /= next((one for one in steps if exchange / one <= COMPUTE / 20), 300)
+            exchange /= next((one for one in steps if exchange / one <= 0.75 * COMPUTE), 300)
             return compute + exchange, compute
         compute += 0.0 if holds else self.beside * exchange
         wait = exchange if holds else max(exchange - 2 / 3 * COMPUTE, exchange / 25)
@@ -325,18 +325,18 @@ def check_local_steps(rank, size):
     steps."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
     run = Run()
     with contextlib.redirect_stderr(io.StringIO()) as said:
         run.train(0, 8)
     assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
     if rank == 0:
-        assert "chooses local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
+        assert "chooses local steps (100), and expects a step of 0.394 s instead of" in said.getvalue()
         assert said.getvalue().count("the ranks' models differ until all ranks call optimizer.automatic.synchronize()") == 1
     assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
     run.train(8, 10)
     assert not is_equal_on_ranks(run.get_parameters())
-    Network.rate = rate_for_seconds(40.0)  # no reason to change the number of steps
+    Network.rate = rate_for_seconds(600.0)  # no reason to change the number of steps
     run.train(10, 108)
     assert count_exchanges(run) == 1
     run.train(108, 150)
@@ -359,7 +359,7 @@ def check_local_steps(rank, size):
 def check_resumed_local_steps(rank, size):
     """Checks states of local steps: saved by each rank between two exchanges, they continue to the bit; so does one
     saved for all after an exchange. A state of only one rank begins again, with a message."""
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
     for twin in torch.optim.AdamW, torch.optim.SGD:
         run = Run(twin=twin)
         run.train(0, 40)
@@ -411,7 +411,7 @@ def check_resumed_local_steps(rank, size):
 def check_skipped_local_steps(rank, size):
     """Checks that an exchange is skipped if a rank's values are not finite, and that this rank continues from the
     consensus."""
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
     run = Run()
     run.train(0, 40)
     if rank == 1:
@@ -429,7 +429,7 @@ def check_skipped_local_steps(rank, size):
 def check_failed_local_steps(rank, size):
     """Checks that a rank that closes because of an exception does not wait for the others, and that they get an
     error."""
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
     run = Run(timeout=30)
     run.train(0, 40)
     began = time.monotonic()
@@ -448,7 +448,7 @@ def check_failed_local_steps(rank, size):
 def check_excluded_local_steps(rank, size):
     """Checks that local steps are not used when they would be wrong or are turned off, and that the printed line says
     why."""
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
 
     def check(run, why):
         with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -505,7 +505,7 @@ def check_thawed_layers(rank, size):
             module[6].requires_grad_(step > 9)
             make_step()
     assert ["6.weight, 6.bias: frozen when" in one for one in told] == [True], told
-    Network.rate = rate_for_seconds(20.0)
+    Network.rate = rate_for_seconds(300.0)
     for _ in range(120):  # until local steps begin, with equal parameters
         make_step()
     assert optimizer.automatic.method == "local steps"

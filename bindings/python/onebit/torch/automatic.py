@@ -437,17 +437,20 @@ class Automatic:
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
         if self._plan is None:
-            self._plan = Plan(self.comm, 5, operation="allgather", wire="dense")
-        mine, found = torch.zeros(5, **FLOATS), torch.empty(5 * self.comm.size, **FLOATS)
-        mine[: len(values)] = torch.tensor(values, **FLOATS)
+            self._plan = Plan(self.comm, len(values), operation="allgather", wire="dense")
+        mine, found = torch.tensor(values, **FLOATS), torch.empty(len(values) * self.comm.size, **FLOATS)
         interruptible(self.comm, lambda: self._plan.allgather(mine, found))
-        return found.view(-1, 5).max(0).values.tolist()[: len(values)]
+        return found.view(self.comm.size, -1).max(0).values.tolist()
 
     def _compare(self):
         medians = [statistics.median(one) for one in zip(*self._window)]
         began = self.meter.now()
+        if self._obstacle is _NONE and scalers_of(self.lead):
+            self._obstacle = _SCALER
         measured = statistics.median(self._overlapped or [0.0]), self._cost_of_comparing, self._cost
-        total, compute, overlapped, cost, self._cost = self._max_over_ranks([*medians, *measured])
+        values = *medians, *measured, _OBSTACLES.index(self._obstacle)
+        total, compute, overlapped, cost, self._cost, number = self._max_over_ranks(values)
+        self._obstacle = _OBSTACLES[int(number)]
         self._cost_of_comparing = self.meter.now() - began
         self._window = []
         if self._holds or self.local is not None and self._device.type == "cpu":
@@ -494,10 +497,6 @@ class Automatic:
         overlapped: measured seconds of a step whose exchange began earlier
         """
         choice, now = self._choice, METHODS.index(self._timed_method())
-        if self._obstacle is _NONE and scalers_of(self.lead):
-            self._obstacle = _SCALER
-        (number,) = self._max_over_ranks([float(_OBSTACLES.index(self._obstacle))])
-        self._obstacle = _OBSTACLES[int(number)]
         choice.methods = 2 ** len(self.methods) - 1
         choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute = self._compute
@@ -507,23 +506,26 @@ class Automatic:
             seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
-        if not self.decided and not self._warmup_left():  # a step of a warm-up says little about other methods
-            self._call_choose(True, now, held)
-            self._extras[self.method] = choice.extra[now], choice.exchange[now]
         if self.local is None:
-            self._note_hiding(now, held - overlapped)
+            # A step of a warm-up says little about other methods.
+            is_known = self.decided or self._warmup_left()
+            self._call_choose(True, now, 0.0 if is_known else held)
+            if not is_known:
+                self._extras[self.method] = choice.extra[now], choice.exchange[now]
+            self._note_hiding(now, choice.expected[now], held - overlapped)
         current = (now, overlapped) if self.decided else (0, 0.0)  # the method of the first steps has no advantage
         self._call_choose(not self._hides, *current)
         if self.decided:
             self._extras[self.method] = choice.extra[now], choice.exchange[now]
         return METHODS[choice.method]
 
-    def _note_hiding(self, now, hidden):
-        """Compares the seconds that overlapping saves in a step with half of those that the model expects."""
-        self._call_choose(True, 0, 0.0)
-        expected = self._choice.expected[now]
+    def _note_hiding(self, now, blocking, hidden):
+        """Compares the seconds that overlapping saves in a step with half of those that the model expects.
+
+        blocking: the model's seconds of a step without overlapping
+        """
         self._call_choose(False, 0, 0.0)
-        expected -= self._choice.expected[now]
+        expected = blocking - self._choice.expected[now]
         if expected > _VISIBLE * self._choice.expected[now]:
             self._hides = hidden > expected / 2
 
