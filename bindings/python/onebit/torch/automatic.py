@@ -4,8 +4,8 @@ The ranks time small exchanges of each method. At the beginning of a training th
 are the warm-up of one bit, with 8 bits, if that exchanges faster than dense sums. Other trainings begin dense, with
 DistributedDataParallel's steps, or in 8 bits if dense exchanges would take long. A few of these first steps are
 timed, and their exchanges begin only when the gradients are computed: an exchange beside the computation would use
-time of the same cores. If overlapped steps were hardly shorter, as on cores that are all busy, no exchange counts as
-overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all ranks make
+time of the same cores. If overlapped steps were not as much shorter as expected, as on cores that are all busy, no
+exchange counts as overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all ranks make
 the same choice. From then on the times of steps are compared with the expected times. Before another choice the
 computation is timed again.
 """
@@ -377,7 +377,7 @@ class Automatic:
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
         self._holds = self.hook.holds = False
         self._hides = record.get("hides", True)  # whether overlapped exchanges make steps shorter
-        self._overlapped = collections.deque([], _MEASURED)  # seconds of the latest steps with an overlapped exchange
+        self._overlapped = collections.deque([], 4 * _MEASURED)  # seconds of the latest steps with overlapped exchanges
         self._pending = None  # a choice that waits for a timed step: the seconds of a step, and whether they deviate
         self._skip_next_steps(_SETTLING if self.decided else _FIRST)
 
@@ -520,14 +520,15 @@ class Automatic:
         return METHODS[choice.method]
 
     def _note_hiding(self, now, blocking, hidden):
-        """Compares the seconds that overlapping saves in a step with half of those that the model expects.
+        """Compares the seconds that overlapping saves in a step with those that the model expects. Other programs vary
+        both. Fewer bits than necessary cost no time, but too many bits do, so three quarters have to be saved.
 
         blocking: the model's seconds of a step without overlapping
         """
         self._call_choose(False, 0, 0.0)
         expected = blocking - self._choice.expected[now]
         if expected > _VISIBLE * self._choice.expected[now]:
-            self._hides = hidden > expected / 2
+            self._hides = hidden > 0.75 * expected
 
     def _call_choose(self, blocking, current, step):
         self._choice.blocking, self._choice.current, self._choice.step = blocking, current, step
