@@ -79,6 +79,11 @@ def sent():
     return int(line.split(":")[1].split()[8])
 
 
+def copy_all(parameters, values):
+    for one, value in zip(parameters, values):
+        one.copy_(value.view_as(one))
+
+
 def mean_of_ranks(values, choose=statistics.mean):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, values)
@@ -121,10 +126,17 @@ class Training:
 
     @torch.no_grad()
     def validate(self):
-        """Returns the loss of this rank's part of the validation sequences, which are always the same."""
+        """Returns the loss of the mean of the ranks' models, which differ between two outer steps, on this rank's part
+        of the validation sequences. These are always the same."""
+        parameters, own = list(self.plain.parameters()), [one.detach().clone() for one in self.plain.parameters()]
+        mean = torch.cat([one.flatten() for one in own]) / dist.get_world_size()
+        dist.all_reduce(mean)
+        copy_all(parameters, mean.split([one.numel() for one in own]))
         random = torch.Generator().manual_seed(7 + dist.get_rank())
         batch, context = self.job["validation"], self.job["context"]
-        return loss_of(self.plain, self.validation, random, batch, context).item()
+        loss = loss_of(self.plain, self.validation, random, batch, context).item()
+        copy_all(parameters, own)
+        return loss
 
 
 def train(training):
