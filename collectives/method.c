@@ -156,32 +156,35 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* A measurement increases the number of elements until the time of an exchange depends on it. The
- * factor is 4 while exchanges are short, 64 if they are long but do not depend on the number, as on
- * a link with a long delay, and else 16. If another program may have made an exchange longer, that
- * exchange is measured again: one that is short, or one whose time grew by a larger factor than the
- * elements. */
+/* A measurement increases the number of elements until the time of an exchange depends on it. If
+ * another program may have made an exchange longer, that exchange is measured again: one that is
+ * short, or one whose time grew by a larger factor than the elements. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
-#define SHOWS_AFTER 0.03 /* seconds; an exchange of few elements that takes longer has a delay */
-#define SPENT_AFTER 0.4  /* the largest total in seconds, or in multiples of the first exchange: */
-#define SPENT_TIMES 8    /* 2, and 3 growths from FIRST to LAST, each measured at most twice */
+#define DELAY       0.03  /* seconds; an exchange of few elements that takes longer has a delay */
+#define SHOWS_AFTER 0.015 /* seconds; the smallest time from which others may be extrapolated */
+#define SPENT_AFTER 0.4   /* the largest total in seconds, or in multiples of the first exchange: */
+#define SPENT_TIMES 8     /* 2, and 3 growths from FIRST to LAST, each measured at most twice */
 
 /* The method with fewer bits, which was measured before, limits the time of an exchange. Below this
  * limit in seconds, all elements are exchanged at once where small exchanges would be as long: on a
- * link with a long delay. Elsewhere the limit is SHOWS_AFTER. */
+ * link with a long delay. Elsewhere the limit is DELAY. */
 #define AT_ONCE 0.8
+/* The factor by which a forecast exceeds the quotient of the bits, because codecs and libraries
+ * differ. */
+#define MARGIN 2.0
 
-/* A forecast of a method's exchanges, from the measurements of methods with fewer bits. */
+/* A forecast of a method's exchanges, from the measurement of a method with fewer bits. */
 struct forecast {
+  double fewer;       /* seconds of the exchange with fewer bits; 0: not measured */
   double per_element; /* seconds, at most; infinite if nothing is known */
   double delay;       /* seconds of an exchange of FIRST elements */
 };
 
-static bool has_delay(double first) { return first >= SHOWS_AFTER; }
+static bool has_delay(double first) { return first >= DELAY; }
 
 /* Returns how many elements can be exchanged at once. */
 static size_t count_at_once(const struct forecast *forecast, size_t end) {
-  const double seconds = has_delay(forecast->delay) ? AT_ONCE : SHOWS_AFTER;
+  const double seconds = has_delay(forecast->delay) ? AT_ONCE : DELAY;
   const double count = seconds / forecast->per_element;
   return count < (double)end ? (size_t)count : end;
 }
@@ -201,59 +204,75 @@ static onebit_status_t time_again(const struct probe *probe, onebit_method_t met
   return ONEBIT_OK;
 }
 
-/* Measures exchanges of growing sizes, and extrapolates to all elements.
- *   at_once   the size to continue with if the link has a long delay
+/* Returns the factor by which the number of elements grows: 64 if exchanges are long but do not
+ * depend on the number, as on a link with a long delay; 16 if a forecast says that they are short,
+ * and else 4. */
+static size_t choose_growth(const struct forecast *forecast, size_t count, double seconds,
+                            double first) {
+  if (has_delay(seconds))
+    return seconds < 1.25 * first ? 64 : 16;
+  return 16 * (double)count * forecast->per_element < 2 * DELAY ? 16 : 4;
+}
+
+/* Measures exchanges of growing sizes, and extrapolates to all elements. The first exchange may
+ * also open connections, so a longer one that takes less time replaces it.
  *   first     the seconds of an exchange of FIRST elements; `spent`: of all exchanges so far */
 static onebit_status_t measure_growing(const struct probe *probe, onebit_method_t method,
-                                       size_t at_once, double first, double spent, double *result) {
+                                       const struct forecast *forecast, double first, double spent,
+                                       double *result) {
   const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
-  const size_t first_count = end < FIRST ? end : FIRST;
-  size_t count = first_count, growth = has_delay(first) ? 64 : 4;
+  const size_t first_count = end < FIRST ? end : FIRST, at_once = count_at_once(forecast, end);
+  size_t count = first_count;
   double seconds = first;
   for (bool shows = false; count < end && !shows;) {
+    const size_t growth = choose_growth(forecast, count, seconds, first);
     count = end / growth > count ? growth * count : end;
     if (has_delay(first) && at_once > count)
       count = at_once;
     const double usual = 1.5 * seconds * (count <= SMALL ? 1 : (double)growth);
-    OB_TRY(time_again(probe, method, count, fmax(SHOWS_AFTER, usual), INFINITY, &seconds, &spent));
+    OB_TRY(time_again(probe, method, count, fmax(DELAY, usual), INFINITY, &seconds, &spent));
+    first = fmin(first, seconds);
     shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
             (seconds >= SHOWS_AFTER && seconds >= 2 * first);
-    growth = seconds < SHOWS_AFTER ? 4 : seconds < 1.25 * first ? 64 : 16;
   }
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
   *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);
   return ONEBIT_OK;
 }
 
+/* Measures a method. Dense sums may use another library, with another delay, so a small exchange
+ * comes first. If that alone takes longer than the whole exchange with fewer bits, as with a ring
+ * of ranks on a link with a long delay, the rest of the time is taken from the forecast. */
 static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
                                       struct forecast *forecast, double *result) {
   const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
-  const size_t at_once = count_at_once(forecast, end);
   double first, spent = 0;
-  if (at_once == elements)
-    return time_again(probe, method, elements, 0, SHOWS_AFTER, result, &spent);
-  const bool is_first = isinf(forecast->per_element); /* may also open connections */
-  OB_TRY(time_again(probe, method, end < FIRST ? end : FIRST, 0, is_first ? INFINITY : SHOWS_AFTER,
-                    &first, &spent));
-  forecast->delay = is_first ? first : fmin(first, forecast->delay);
-  return measure_growing(probe, method, at_once, first, spent, result);
+  if (count_at_once(forecast, end) == elements && method != ONEBIT_METHOD_DENSE)
+    return time_again(probe, method, elements, 0, DELAY, result, &spent);
+  OB_TRY(time_again(probe, method, end < FIRST ? end : FIRST, 0, DELAY, &first, &spent));
+  if (has_delay(first) && forecast->fewer > 0 && first > forecast->fewer) {
+    *result = first + forecast->per_element / MARGIN * (double)elements;
+    return ONEBIT_OK;
+  }
+  forecast->delay = forecast->fewer > 0 ? fmin(first, forecast->delay) : first;
+  return measure_growing(probe, method, forecast, first, spent, result);
 }
 
 static int wire_bits(int method) { return method == ONEBIT_METHOD_DENSE ? 32 : rows[method].bits; }
 
-/* Measures the methods in the order of their bits, so that each limits the time of the next: twice
- * the quotient of their bits, since dense sums may use another library's connections. */
+/* Measures the methods in the order of their bits, so that each limits the time of the next. */
 static onebit_status_t measure_exchanges(onebit_comm_t comm, onebit_method_choice_t *choice,
                                          onebit_method_exchange_t exchange, void *context) {
   const struct probe probe = {comm, choice, exchange ? exchange : run_default_exchange,
                               exchange ? context : comm};
   double found[METHODS] = {0}, nothing = 0;
-  struct forecast forecast = {INFINITY, 0};
+  struct forecast forecast = {0, INFINITY, 0};
   OB_TRY(agree_on_choice(comm, check_choice(choice), choice, &nothing));
   for (int m = EXCHANGES - 1, before = m; m >= 0 && choice->elements; m--)
     if (needs_exchange_time(choice, m)) {
-      forecast.per_element *= 2.0 * wire_bits(m) / wire_bits(before);
+      forecast.per_element *= MARGIN * wire_bits(m) / wire_bits(before);
       OB_TRY(measure_method(&probe, (onebit_method_t)m, &forecast, &found[m]));
+      forecast.fewer = found[m];
       forecast.per_element = fmax(found[m] - forecast.delay, 0) / (double)choice->elements;
       before = m;
     }

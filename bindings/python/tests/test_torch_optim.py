@@ -12,6 +12,7 @@ from conftest import run_program
 torch = pytest.importorskip("torch")
 
 import onebit.torch  # noqa: E402
+from onebit.torch import remainder  # noqa: E402
 
 KINDS = ("EfficientAdam", "Adam", "AdamW", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
 
@@ -31,6 +32,14 @@ def made(comm):
         return getattr(onebit.torch, kind)(parameters, comm=comm, **options), parameters
 
     return make
+
+
+def test_device_of_steps():
+    """torch's fused and capturable optimizers have the number of steps on the parameter's device."""
+    parameter = torch.nn.Parameter(torch.empty(1, device="meta"))
+    for fused, capturable in (True, False), (False, True), (None, False):
+        found = remainder.device_of_step({"fused": fused, "capturable": capturable}, parameter)
+        assert torch.device(found).type == ("meta" if fused or capturable else "cpu")
 
 
 def test_groups_have_the_keys_of_torch(made):

@@ -557,22 +557,11 @@ def check_moments_of(made, group, size):
         assert torch.equal(own[one]["exp_avg"], means[one]["exp_avg"])
 
 
-def check_odd_parameters(rank, size):
-    """Checks that the change from one bit back to torch gives torch the moments of all parameters except empty ones, in
-    their order in memory, also after a first step that was skipped."""
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.nothing = make_network(), nn.Parameter(torch.empty(0))
-
-        def forward(self, points):
-            return self.inner(points) + self.nothing.sum()
-
+def check_change_to_dense(module, size, options):
+    """Trains in one bit and then dense. options: of torch's AdamW"""
     automatic.Meter.rate = rate_for_seconds(0.01)
-    module = Network()
-    model = DistributedDataParallel(module)
-    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8)
+    model, rank = DistributedDataParallel(module), dist.get_rank()
+    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters(), **options), warmup_steps=8)
     for step in range(12):
         optimizer.zero_grad()
         loss = model(torch.ones(4, 20) + rank).sum()
@@ -588,6 +577,22 @@ def check_odd_parameters(rank, size):
         moments = optimizer.state[one]
         assert moments["exp_avg_sq"].stride() == one.stride() and torch.isfinite(moments["exp_avg"]).all()
     optimizer.close()
+
+
+def check_odd_parameters(rank, size):
+    """Checks that the change from one bit back to torch gives torch the moments of all parameters except empty ones, in
+    their order in memory, also after a first step that was skipped, and with torch's fused steps."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.nothing = make_network(), nn.Parameter(torch.empty(0))
+
+        def forward(self, points):
+            return self.inner(points) + self.nothing.sum()
+
+    for options in ({}, {"fused": True}) if hasattr(torch.amp, "GradScaler") else ({},):
+        check_change_to_dense(Network(), size, options)
 
 
 def check_refused(rank, size):

@@ -5,9 +5,9 @@ are the warm-up of one bit, with 8 bits, if that exchanges faster than dense sum
 DistributedDataParallel's steps, or in 8 bits if dense exchanges would take long. A few of these first steps are
 timed, and their exchanges begin only when the gradients are computed: an exchange beside the computation would use
 time of the same cores. If overlapped steps were not as much shorter as expected, as on cores that are all busy, no
-exchange counts as overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all ranks make
-the same choice. From then on the times of steps are compared with the expected times. Before another choice the
-computation is timed again.
+exchange counts as overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts,
+and all ranks make the same choice. From then on the times of steps are compared with the expected times. Before
+another choice the computation is timed again.
 """
 
 import collections
@@ -161,7 +161,7 @@ class Automatic:
             return
         if eight < dense and self._is_early():
             self._switch_method(ONE)
-            if eight < _SLOW:  # local steps would not end the warm-up
+            if eight < _SLOW or self._obstacle:  # local steps will not end the warm-up
                 self._skip_next_steps(max(self._warmup_left() - _MEASURED - 2, _FIRST))
         else:
             self._switch_method(self._method_without_warmup())
@@ -458,7 +458,7 @@ class Automatic:
         usual = max(5, min(_WINDOW, math.ceil(5 / total)))
         self._length = max(usual, min(math.ceil(cost / _CHECKS / total), 5 * _WINDOW))
         if not self.decided:
-            self._decide(total, overlapped)
+            self._decide(total, compute, overlapped)
             return
         if self._pending is not None:
             self._reconsider(total, *self._pending)
@@ -507,10 +507,9 @@ class Automatic:
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         if self.local is None:
-            # A step of a warm-up says little about other methods.
-            is_known = self.decided or self._warmup_left()
-            self._call_choose(True, now, 0.0 if is_known else held)
-            if not is_known:
+            says_more = not self.decided and not self._warmup_left()  # a step of a warm-up says little about others
+            self._call_choose(True, now, held if says_more else 0.0)
+            if says_more:
                 self._extras[self.method] = choice.extra[now], choice.exchange[now]
             self._note_hiding(now, choice.expected[now], held - overlapped)
         current = (now, overlapped) if self.decided else (0, 0.0)  # the method of the first steps has no advantage
@@ -535,14 +534,21 @@ class Automatic:
         arguments = self.comm.handle, ctypes.byref(self._choice)
         check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
-    def _decide(self, total, overlapped):
-        best, left = self._choose(total, overlapped), self._warmup_left()
-        lasts = total > _PATIENCE * self._choice.expected[METHODS.index(best)]
-        if left > _MEASURED and not (lasts and best == LOCAL):
+    def _decide(self, total, compute, overlapped):
+        left = self._warmup_left()
+        if left <= _MEASURED:
+            self._choose(total, overlapped)
+        elif not self._ends_warmup(total, compute, overlapped):
             return self._skip_next_steps(left - _MEASURED - 1)  # the last step has second moments
         self._print_choice()
         self.decided = True
-        self._change(best)
+        self._change(METHODS[self._choice.method])
+
+    def _ends_warmup(self, total, compute, overlapped):
+        """True if a step of the warm-up takes much longer than local steps, which take at least `compute`."""
+        if total < _PATIENCE * compute or self._choose(total, overlapped) != LOCAL:
+            return False
+        return total > _PATIENCE * self._choice.expected[METHODS.index(LOCAL)]
 
     def _reconsider(self, held, total, deviates):
         before = self.expected
