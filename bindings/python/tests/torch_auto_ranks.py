@@ -356,6 +356,19 @@ def check_local_steps(rank, size):
     run.close()
 
 
+def check_faster_link(rank, size):
+    """Checks that local steps end when the link has become faster, although they hardly take less time then, and
+    measuring takes long."""
+    Network.rate = rate_for_seconds(300.0)
+    run = Run()
+    run.train(0, 10)
+    assert run.method == "local steps"
+    run.optimizer.automatic._cost, Network.rate = 1e6, rate_for_seconds(0.01)
+    run.train(10, 170)
+    assert run.method == "dense" and is_equal_on_ranks(run.get_parameters())
+    run.close()
+
+
 def check_resumed_local_steps(rank, size):
     """Checks states of local steps: saved by each rank between two exchanges, they continue to the bit; so does one
     saved for all after an exchange. A state of only one rank begins again, with a message."""

@@ -465,11 +465,18 @@ class Automatic:
             return
         self.expected = self.expected or total
         deviates = abs(total / self.expected - 1) > _DEVIATION
-        pays = self._cost < _PROBES * self._since * total
+        pays = self._cost < _PROBES * self._since * total or self._is_link_faster(total, compute)
         windows = 2 ** min(max(self.changes - 1, 0) if deviates else self._looks, 4)
         if (deviates or pays) and self._since >= windows * self._length:
             self._measure()
             self._pending, self._length = (total, deviates), _MEASURED
+
+    def _is_link_faster(self, total, compute):
+        """True if the exchange after local steps takes less than a quarter of the measured time. A step of them is
+        hardly shorter then."""
+        if self.local is None:
+            return False
+        return (total - compute) * self.local.steps < self._choice.exchange[METHODS.index(LOCAL)] / 4
 
     def _measure(self):
         """Measures an exchange of each method. Collective."""
