@@ -216,14 +216,15 @@ static size_t choose_growth(const struct forecast *forecast, size_t count, doubl
 
 /* Measures exchanges of growing sizes, and extrapolates to all elements. The first exchange may
  * also open connections, so a longer one that takes less time replaces it.
- *   first     the seconds of an exchange of FIRST elements; `spent`: of all exchanges so far */
+ *   shortest   in, out: the seconds of an exchange of FIRST elements
+ *   spent      the seconds of all exchanges so far */
 static onebit_status_t measure_growing(const struct probe *probe, onebit_method_t method,
-                                       const struct forecast *forecast, double first, double spent,
-                                       double *result) {
+                                       const struct forecast *forecast, double *shortest,
+                                       double spent, double *result) {
   const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
   const size_t first_count = end < FIRST ? end : FIRST, at_once = count_at_once(forecast, end);
   size_t count = first_count;
-  double seconds = first;
+  double first = *shortest, seconds = first;
   for (bool shows = false; count < end && !shows;) {
     const size_t growth = choose_growth(forecast, count, seconds, first);
     count = end / growth > count ? growth * count : end;
@@ -235,6 +236,7 @@ static onebit_status_t measure_growing(const struct probe *probe, onebit_method_
     shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
             (seconds >= SHOWS_AFTER && seconds >= 2 * first);
   }
+  *shortest = first;
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
   *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);
   return ONEBIT_OK;
@@ -254,8 +256,9 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
     *result = first + forecast->per_element / MARGIN * (double)elements;
     return ONEBIT_OK;
   }
+  OB_TRY(measure_growing(probe, method, forecast, &first, spent, result));
   forecast->delay = forecast->fewer > 0 ? fmin(first, forecast->delay) : first;
-  return measure_growing(probe, method, forecast, first, spent, result);
+  return ONEBIT_OK;
 }
 
 static int wire_bits(int method) { return method == ONEBIT_METHOD_DENSE ? 32 : rows[method].bits; }

@@ -86,9 +86,10 @@ typedef struct onebit_method_choice {
 typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method_t method,
                                                     size_t elements, double *seconds);
 
-/* Measures exchanges of growing sizes until the time depends on the link's rate. If an exchange of
- * all elements takes at most a second, methods with fewer bits are measured with all elements.
- * Measuring takes some 100 ms per method, and less than two seconds. Collective.
+/* Measures each method, from one bit to dense, by a few exchanges of growing sizes, until their
+ * time depends on the link's rate. A method whose exchange of few elements takes longer than a
+ * whole exchange with fewer bits needs no other one. Measuring takes some 100 ms, and on a link
+ * with a long delay about two seconds. Collective.
  *   comm      the ranks
  *   choice    elements and methods; out: exchange, the same on all ranks
  *   exchange  the function that makes an exchange; NULL: the library makes exchanges, in host

@@ -48,6 +48,7 @@ _FIRST, _MEASURED = 3, 4  # steps before a choice, after the first step: as they
 _PATIENCE = 8  # the first choice ends a warm-up whose steps take this many times as long as local steps
 _SETTLING = 3  # steps after a change that are ignored
 _VISIBLE = 0.05  # overlapping must save at least this part of a step, by the model, to be compared
+_HIDDEN = 0.75  # overlapping must save at least this part of what it saves by the model, or it counts as useless
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
@@ -465,9 +466,9 @@ class Automatic:
             return
         self.expected = self.expected or total
         deviates = abs(total / self.expected - 1) > _DEVIATION
-        pays = self._cost < _PROBES * self._since * total or self._is_link_faster(total, compute)
+        is_due = self._cost < _PROBES * self._since * total or self._is_link_faster(total, compute)
         windows = 2 ** min(max(self.changes - 1, 0) if deviates else self._looks, 4)
-        if (deviates or pays) and self._since >= windows * self._length:
+        if (deviates or is_due) and self._since >= windows * self._length:
             self._measure()
             self._pending, self._length = (total, deviates), _MEASURED
 
@@ -514,7 +515,7 @@ class Automatic:
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         if self.local is None:
-            says_more = not self.decided and not self._warmup_left()  # a step of a warm-up says little about others
+            says_more = not self.decided and not self._warmup_left()  # a warm-up's step says little about others
             self._call_choose(True, now, held if says_more else 0.0)
             if says_more:
                 self._extras[self.method] = choice.extra[now], choice.exchange[now]
@@ -527,14 +528,14 @@ class Automatic:
 
     def _note_hiding(self, now, blocking, hidden):
         """Compares the seconds that overlapping saves in a step with those that the model expects. Other programs vary
-        both. Fewer bits than necessary cost no time, but too many bits do, so three quarters have to be saved.
+        both. Fewer bits than necessary cost no time, but too many bits do, so the most part has to be saved.
 
         blocking: the model's seconds of a step without overlapping
         """
         self._call_choose(False, 0, 0.0)
         expected = blocking - self._choice.expected[now]
         if expected > _VISIBLE * self._choice.expected[now]:
-            self._hides = hidden > 0.75 * expected
+            self._hides = hidden > _HIDDEN * expected
 
     def _call_choose(self, blocking, current, step):
         self._choice.blocking, self._choice.current, self._choice.step = blocking, current, step
