@@ -204,12 +204,12 @@ static onebit_status_t time_again(const struct probe *probe, onebit_method_t met
   return ONEBIT_OK;
 }
 
-/* Returns the factor by which the number of elements grows: 64 if exchanges are long but do not
- * depend on the number, as on a link with a long delay; 16 if a forecast says that they are short,
- * and else 4. */
+/* Returns the factor by which the number of elements grows. Without a forecast: 64 if exchanges are
+ * long but do not depend on the number, as on a link with a long delay. With one: 16 if it says
+ * that they are short, and else 4. */
 static size_t choose_growth(const struct forecast *forecast, size_t count, double seconds,
                             double first) {
-  if (has_delay(seconds))
+  if (has_delay(seconds) && isinf(forecast->per_element))
     return seconds < 1.25 * first ? 64 : 16;
   return 16 * (double)count * forecast->per_element < 2 * DELAY ? 16 : 4;
 }
@@ -233,8 +233,10 @@ static onebit_status_t measure_growing(const struct probe *probe, onebit_method_
     const double usual = 1.5 * seconds * (count <= SMALL ? 1 : (double)growth);
     OB_TRY(time_again(probe, method, count, fmax(DELAY, usual), INFINITY, &seconds, &spent));
     first = fmin(first, seconds);
-    shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
-            (seconds >= SHOWS_AFTER && seconds >= 2 * first);
+    shows =
+        spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
+        (seconds >= SHOWS_AFTER && seconds >= 2 * first) ||
+        (has_delay(first) && at_once > first_count && count >= at_once && seconds >= 1.25 * first);
   }
   *shortest = first;
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;

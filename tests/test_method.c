@@ -143,6 +143,11 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
   CHECK(link.calls <= 5, "%zu calls, of which one dense call shows enough", link.calls);
   CHECK(fabs(choice.exchange[0] - 0.48 - wire) < 0.01, "%g s", choice.exchange[0]);
+  /* A slow link with a delay, on which all elements would take seconds. */
+  link = (struct link){1.25e6, 0.08, 0, 0, 0, 0.4, 0};
+  CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
+  CHECK(link.elements < (size_t)ELEMENTS * 2, "%zu elements", link.elements);
+  CHECK(fabs(choice.exchange[0] - 0.48 - 4 * ELEMENTS / 1.25e6) < 0.1, "%g", choice.exchange[0]);
   /* Connections that the first exchange opens do not count as a delay of the link. */
   link = (struct link){1.25e6, 1e-4, 0, 0, 0, 0, 0.3};
   CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);

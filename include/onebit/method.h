@@ -89,7 +89,7 @@ typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method
 /* Measures each method, from one bit to dense, by a few exchanges of growing sizes, until their
  * time depends on the link's rate. A method whose exchange of few elements takes longer than a
  * whole exchange with fewer bits needs no other one. Measuring takes some 100 ms, and on a link
- * with a long delay about two seconds. Collective.
+ * with a long delay one to three seconds. Collective.
  *   comm      the ranks
  *   choice    elements and methods; out: exchange, the same on all ranks
  *   exchange  the function that makes an exchange; NULL: the library makes exchanges, in host
