@@ -39,7 +39,7 @@ def check_collectives(rank, size, transport="sockets"):
 
 
 def check_gathered_bytes(comm, rank, size):
-    for count in (0, 1, 2, 3, 4, 1000, 3 * 2**20 + 5):  # bytes of rank 0; the other ranks have fewer
+    for count in (0, 1, 2, 3, 4, 384, 385, 387, 388, 1000, 3 * 2**20 + 5):  # bytes of rank 0; the other ranks have fewer
         parts = [(bytes(range(one, 251 + one)) * (count // 251 + 1))[: max(count - one, 0)]
                  for one in range(size)]  # fmt: skip
         assert gather(comm, parts[rank]) == parts

@@ -15,6 +15,9 @@ from onebit.plan import Plan
 # Three bytes are sent as one float32, which represents every integer up to 2^24. With messages of this
 # many floats each rank sends 4 MiB.
 _PIECE = 2**20
+# The floats that the first message has beside the part's length. A short part needs no other message, each of which
+# waits for the network's delay twice.
+_FIRST = 2**7
 # The type and device of tensors that this file creates: a program may have set other defaults.
 FLOATS = {"dtype": torch.float32, "device": "cpu"}
 _BYTES = {"dtype": torch.uint8, "device": "cpu"}
@@ -63,24 +66,35 @@ def _gather(comm, values):
     return everyone.cpu().view(comm.size, -1)
 
 
+def _to_floats(part, count):
+    """Returns bytes as `count` float32 of three bytes each. The missing bytes are zeros."""
+    threes = torch.zeros(count, 3, **_BYTES)
+    if part:
+        threes.view(-1)[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    low, middle, high = threes.to(torch.int32).unbind(1)
+    return (low | middle << 8 | high << 16).float()
+
+
+def _to_bytes(values):
+    """Returns the bytes of each row of float32."""
+    values = values.to(torch.int32)
+    threes = torch.stack([values >> 8 * place & 255 for place in range(3)], -1)
+    return threes.to(torch.uint8).view(len(values), -1)
+
+
 def gather(comm, part):
     """Returns the parts of all ranks, in the order of ranks. A part is some bytes. Collective."""
     if comm.size == 1:
         return [part]
     length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], **FLOATS)
-    lengths = [int(high) * _PIECE + int(low) for high, low in _gather(comm, length).tolist()]
-    threes = torch.zeros(-(-max(lengths) // 3), 3, **_BYTES)
-    if part:
-        threes.view(-1)[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-    everyone = torch.empty(comm.size, *threes.shape, **_BYTES)
-    for first in range(0, len(threes), _PIECE):
-        low, middle, high = threes[first : first + _PIECE].to(torch.int32).unbind(1)
-        arrived = _gather(comm, (low | middle << 8 | high << 16).float()).to(torch.int32)
-        for place in range(3):
-            everyone[:, first : first + _PIECE, place] = arrived >> 8 * place & 255
-    return [
-        everyone[rank].view(-1)[:count].numpy().tobytes() for rank, count in enumerate(lengths)
-    ]
+    found = _gather(comm, torch.cat([length, _to_floats(part[: 3 * _FIRST], _FIRST)]))
+    lengths = [int(high) * _PIECE + int(low) for high, low in found[:, :2].tolist()]
+    pieces, longest = [_to_bytes(found[:, 2:])], max(lengths)
+    for first in range(3 * _FIRST, longest, 3 * _PIECE):
+        count = min(-(-(longest - first) // 3), _PIECE)
+        pieces.append(_to_bytes(_gather(comm, _to_floats(part[first : first + 3 * count], count))))
+    everyone = torch.cat(pieces, 1)
+    return [everyone[rank, :count].numpy().tobytes() for rank, count in enumerate(lengths)]
 
 
 def missing_residuals(rank, others=""):
@@ -104,11 +118,21 @@ class MeanNorm:
     """Estimates the norm of the mean gradient from sketches. A rank's sketch consists of sums of its
     elements with random signs, which are the same on all ranks. A sketch is linear: the mean of the
     ranks' sketches is the sketch of their mean, and the expected square of its norm is that of the
-    elements' norm."""
+    elements' norm.
 
-    def __init__(self, comm, shards):
+    shards: the layout of the parameters, for `find`
+    """
+
+    def __init__(self, comm, shards=None):
         self._comm, self._shards, self._plan = comm, shards, None
         self._signs = self._block = None
+
+    def numbers(self, gradients):
+        """Returns all elements of some gradients if they are at most 4,099, or else a sketch of them."""
+        if sum(one.numel() for one in gradients) <= _NUMBERS:
+            every = [one.detach().reshape(-1).float().cpu() for one in gradients]
+            return torch.cat([torch.empty(0, **FLOATS), *every])
+        return self._sketch(gradients)
 
     def _sketch(self, gradients):
         if self._signs is None:
@@ -145,15 +169,13 @@ class MeanNorm:
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:
-            if sum(one.numel() for one in own) <= _NUMBERS:  # the same on all ranks of a shard
-                numbers = [one.detach().reshape(-1).float().cpu() for one in own]
-            else:
-                numbers = [self._sketch(own)]
-            values = self._mean(self._shards.mean(torch.cat([*numbers, squares])))
+            numbers = self.numbers(own)  # as many on all ranks of a shard
+            values = self.mean(self._shards.mean(torch.cat([numbers, squares])))
             square = values[:-1].square().sum() + values[-1]
         return self._shards.sum(square).sqrt()
 
-    def _mean(self, values):
+    def mean(self, values):
+        """Returns the mean of the ranks' values, which is not-a-number if some value is not finite. Collective."""
         if self._plan is None:
             self._plan = Plan(self._comm, values.numel(), wire="dense", **_place(self._comm))
         values = values.to("cuda" if self._plan.on_device else "cpu")
