@@ -550,7 +550,7 @@ def check_waiting_states(rank, size):
 
 def check_moments_of(made, group, size):
     """Checks that the second moments of a rank's own gradients are those of mean gradients, divided by the share that
-    the mean keeps. All tensors must be summed together."""
+    the mean keeps. No gradients may be summed, which would take as long as a dense step."""
     sums, all_reduce = [], dist.all_reduce
 
     def count(*arguments, **options):
@@ -562,12 +562,29 @@ def check_moments_of(made, group, size):
         means, own = (remainder.moments_of(made, group, of_means) for of_means in (True, False))
     finally:
         dist.all_reduce = all_reduce
-    assert len(sums) == 1, sums  # the squares and the gradients
-    shares = remainder.mean_shares(list(own), group, size)
+    assert not sums, sums
+    shares = remainder.mean_shares(list(own), made.comm, size)
     for one, share in zip(own, shares):
         assert 1 / size <= share <= 1
         assert torch.allclose(own[one]["exp_avg_sq"] * share, means[one]["exp_avg_sq"], rtol=1e-5)
         assert torch.equal(own[one]["exp_avg"], means[one]["exp_avg"])
+
+
+def check_shares(rank, size):
+    """Compares the shares of gradients, estimated for large parameters, with those of summed gradients."""
+    random, common = torch.Generator().manual_seed(rank), torch.Generator().manual_seed(size)
+    every = [nn.Parameter(torch.zeros(shape)) for shape in ((3,), (400, 500), (100, 41), (7, 600))]
+    for one, signal in zip(every, (1.0, 0.3, 2.0, 0.0)):
+        one.grad = torch.randn(one.shape, generator=random) + signal * torch.randn(one.shape, generator=common)
+    every[1].grad[rank % 2 :: 2] = 0.0  # rows of a table
+    with onebit.Communicator.torch() as comm:
+        for one, found in zip(every, remainder.mean_shares(every, comm, size)):
+            sums = torch.cat([one.grad.reshape(-1) / size, one.grad.square().sum().view(1) / size])
+            dist.all_reduce(sums)
+            exact = min(max(float(sums[:-1].square().sum() / sums[-1]), 1 / size), 1.0)
+            assert abs(found / exact - 1) < 0.05, (tuple(one.shape), found, exact)
+        every[0].grad[0] = float("nan") if rank == 0 else 0.0
+        assert remainder.mean_shares(every, comm, size) == [1 / size] * 4
 
 
 def check_change_to_dense(module, size, options):

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Error, Status, argument_error, check, warn
+from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK, wait_for_device
@@ -516,12 +517,12 @@ class Automatic:
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         if self.local is None:
             says_more = not self.decided and not self._warmup_left()  # a warm-up's step says little about others
-            self._call_choose(True, now, held if says_more else 0.0)
+            self._expect(True, now, held if says_more else 0.0)
             if says_more:
                 self._extras[self.method] = choice.extra[now], choice.exchange[now]
             self._note_hiding(now, choice.expected[now], held - overlapped)
         current = (now, overlapped) if self.decided else (0, 0.0)  # the method of the first steps has no advantage
-        self._call_choose(not self._hides, *current)
+        self._call_choose(self.comm, not self._hides, *current)
         if self.decided:
             self._extras[self.method] = choice.extra[now], choice.exchange[now]
         return METHODS[choice.method]
@@ -532,15 +533,21 @@ class Automatic:
 
         blocking: the model's seconds of a step without overlapping
         """
-        self._call_choose(False, 0, 0.0)
+        self._expect(False, 0, 0.0)
         expected = blocking - self._choice.expected[now]
         if expected > _VISIBLE * self._choice.expected[now]:
             self._hides = hidden > _HIDDEN * expected
 
-    def _call_choose(self, blocking, current, step):
+    def _expect(self, blocking, current, step):
+        """Sets the expected step times. Local, since all ranks have the same numbers: on a link with a long delay each
+        agreement takes long."""
+        with Communicator.self_() as alone:
+            self._call_choose(alone, blocking, current, step)
+
+    def _call_choose(self, comm, blocking, current, step):
         self._choice.blocking, self._choice.current, self._choice.step = blocking, current, step
-        arguments = self.comm.handle, ctypes.byref(self._choice)
-        check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
+        arguments = comm.handle, ctypes.byref(self._choice)
+        check(interruptible(comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
     def _decide(self, total, compute, overlapped):
         left = self._warmup_left()

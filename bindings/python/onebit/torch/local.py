@@ -108,7 +108,7 @@ class LocalSteps:
             values = values[:-1] / values[-1].clamp(min=1)
             shares = [1.0] * len(own)
             if of_means and name.endswith("_sq"):
-                shares = mean_shares([one for one, _ in own], self._group, self._comm.size)
+                shares = mean_shares([one for one, _ in own], self._comm, self._comm.size)
             for (_, value), mean, share in zip(own, values.split([value.numel() for _, value in own]), shares):
                 value.copy_(mean.view_as(value) * share)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from onebit import Stage
 from onebit._native import warn
-from onebit.torch.ranks import FLOATS, gather, missing_residuals
+from onebit.torch.ranks import FLOATS, MeanNorm, missing_residuals
 
 # The name of the momentum in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
@@ -341,17 +341,17 @@ def _sums(tensors, group):
         batch, count = [], 0
 
 
-def mean_shares(parameters, group, hosts):
+def mean_shares(parameters, comm, hosts):
     """Returns for each parameter the ratio of two squares: that of the mean gradient, and that of the gradient
     whose moments a rank has, which is its own or its host's. The ratio is 1 / hosts if gradients are
-    independent. Collective."""
+    independent. For a large parameter it is an estimate from sketches. Collective."""
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    ranks, device = group.size(), gradients[0].device
-    own = torch.stack([one.float().square().sum().to(device) for one in gradients])
-    sums = _sums([own, *gradients], group)  # if they are few, in a single exchange
-    own = (next(sums) / ranks).tolist()
-    means = [float((one / ranks).square().sum()) for one in sums]
-    return [_share(*pair, ranks, hosts) for pair in zip(own, means)]
+    sketches = MeanNorm(comm)
+    numbers = [sketches.numbers([one]) for one in gradients]
+    own = torch.stack([one.float().square().sum().cpu() for one in gradients])
+    own, *means = sketches.mean(torch.cat([own, *numbers])).split([len(own), *map(len, numbers)])
+    sketches.close()
+    return [_share(*pair, comm.size, hosts) for pair in zip(own.tolist(), (float(one.square().sum()) for one in means))]
 
 
 def _share(own, mean, ranks, hosts):
@@ -378,7 +378,7 @@ def _variances(made, states, parameters, of_means, group):
         hosts = max(1.0, *(float(one.max()) for one in known))
     factors = [1.0] * len(found)
     if of_means != shared:
-        factors = mean_shares(parameters, group, hosts)
+        factors = mean_shares(parameters, made.comm, hosts)
         factors = [1 / one for one in factors] if shared else factors
     return [(one * factor, one if shared else one / hosts) for one, factor in zip(found, factors)]
 
