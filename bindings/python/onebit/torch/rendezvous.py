@@ -7,6 +7,7 @@ decision.
 """
 
 import collections
+import concurrent.futures
 import contextlib
 import fcntl
 import ipaddress
@@ -25,6 +26,7 @@ from onebit._native import Error, Status
 
 # The time limit of a connection. Between two hosts that are up, only a firewall makes it slower.
 CONNECT_SECONDS = 10.0
+_CONNECTIONS = 32  # connections that a rank opens at once: each takes a round trip of the network
 # The other ranks wait this much longer for rank 0 than rank 0 waits for them, so that rank 0 can name the
 # missing rank.
 GRACE_SECONDS = 10.0
@@ -248,8 +250,8 @@ def _find_address(rendezvous, listeners):
     peers = rendezvous.share_results(lambda: listen(_connect_to_rank(at)) if rank else at)
 
     def connect():
-        for peer in peers[1:rank]:
-            _connect_to_rank(peer)
+        with concurrent.futures.ThreadPoolExecutor(_CONNECTIONS) as threads:
+            list(threads.map(_connect_to_rank, peers[1:rank]))
         return [_reserve_port(at[0]), secrets.token_hex(16)] if rank == 0 else None
 
     port, secret = rendezvous.share_results(connect)[0]
