@@ -195,6 +195,35 @@ def test_one_rank_of_several_hosts_saves(on_ranks):
     assert all(torch.equal(found[0], one) and one.isfinite().all() for one in found)
 
 
+def test_moments_of_hosts(on_ranks):
+    """Checks torch's moments from a hierarchical schedule, in which each rank has a part of its host's moments, by those
+    of one rank per host that has the host's mean gradients."""
+
+    def train(comm, ranks):
+        parameters = [torch.nn.Parameter(torch.ones(5000)), torch.nn.Parameter(torch.ones(70, 100))]
+        schedule = "hierarchical" if ranks == 1 else "exchange"
+        optimizer = onebit.torch.EfficientAdam(parameters, comm=comm, schedule=schedule, warmup_steps=onebit.WARMUP_NONE)
+        for step in range(8):
+            for one in parameters:
+                drawn = [
+                    torch.randn(one.shape, generator=torch.Generator().manual_seed(100 * rank + step)) + 0.3
+                    for rank in range(comm.rank * ranks, (comm.rank + 1) * ranks)
+                ]
+                one.grad = torch.stack(drawn).mean(0)
+            optimizer.step()
+        own, of_means = remainder.moments_of(optimizer, False), remainder.moments_of(optimizer)
+        return [[of[one][name].clone() for one in parameters] for of in (own, of_means)
+                for name in ("exp_avg", "exp_avg_sq")]  # fmt: skip
+
+    flat = on_ranks(2, lambda comm: train(comm, 2))
+    found = on_ranks(4, lambda comm: train(comm, 1), hosts=2)
+    for rank in found:
+        for of_rank, of_first, wanted in zip(rank, found[0], flat[0]):
+            assert all(map(torch.equal, of_rank, of_first))
+            for one, other in zip(of_rank, wanted):
+                assert (one - other).norm() < 0.02 * other.norm(), (one, other)
+
+
 def test_invalid_arguments_are_refused(made):
     refused = {
         "negate the loss": {"maximize": True},

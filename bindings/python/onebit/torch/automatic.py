@@ -31,7 +31,7 @@ from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK, wait_for_device
 from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.ranks import FLOATS, gather, interruptible
-from onebit.torch.remainder import SavedHook, is_in_warmup, moments_of, records, save_with, take
+from onebit.torch.remainder import SavedHook, is_in_warmup, means, moments_of, records, save_with, take
 from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
@@ -325,7 +325,7 @@ class Automatic:
         """Makes the lead run its own steps again."""
         made, self.made = self.made, None
         if convert:
-            self.lead.state.update(moments_of(made, self._model().process_group, method != LOCAL))
+            self.lead.state.update(moments_of(made, method != LOCAL))
         del self.lead.add_param_group
         self.lead._step_supports_amp_scaling = self._scaling
         self._reports.append(made.report())
@@ -333,22 +333,20 @@ class Automatic:
 
     def _begin_local(self):
         """Begins local steps, from parameters that are equal on all ranks, or from a saved state."""
-        group, (steps, parts) = self._model().process_group, self._saved or (self._choice.local_steps, None)
+        steps, parts = self._saved or (self._choice.local_steps, None)
         if parts is None:
-            self._average_thawed(group)
-        self.local, self._saved = LocalSteps(self.comm, self.lead, group, int(steps), parts), None
+            self._average_thawed()
+        self.local, self._saved = LocalSteps(self.comm, self.lead, int(steps), parts), None
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
         self.hook.waited = 0.0
 
     @torch.no_grad()
-    def _average_thawed(self, group):
+    def _average_thawed(self):
         """Averages layers that each rank has stepped by its own gradients, so that they become equal. Collective."""
-        for one in self._once_frozen:
-            if one.requires_grad:
-                mean = one.detach().to(torch.float32, copy=True).contiguous() / group.size()
-                dist.all_reduce(mean, group=group)
-                one.copy_(mean)
+        thawed = [one for one in self._once_frozen if one.requires_grad]
+        for one, mean in zip(thawed, means(thawed, self.comm)):
+            one.copy_(mean.view_as(one))
 
     def _end_local(self, convert, method):
         """Ends local steps. convert: whether the ranks' parameters become equal, and the lead gets moments for a

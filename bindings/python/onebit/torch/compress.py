@@ -255,7 +255,7 @@ def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reas
     options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
     if kind in (optim.EfficientAdam, optim.Momentum) and not layout.number and not options.get("trust_ratio"):
-        made._process_group = model.process_group
+        made._has_torch_state = True
     try:
         made._load(optimizer.state)
     except Exception:

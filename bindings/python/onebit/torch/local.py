@@ -4,12 +4,11 @@ import hashlib
 import time
 
 import torch
-import torch.distributed as dist
 
 from onebit._native import Status
 from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
-from onebit.torch.remainder import mean_shares
+from onebit.torch.remainder import mean_shares, means
 from onebit.torch.report import Report, ring
 from onebit.torch.state import flat
 
@@ -36,12 +35,11 @@ def saved_parts(comm, parts):
 class LocalSteps:
     """Steps of `optimizer` on each rank alone, with an outer step after every `steps` of them.
 
-    group: the process group with the ranks of `comm`
     parts: a state from `saved_parts`; None: the parameters are equal on all ranks
     """
 
-    def __init__(self, comm, optimizer, group, steps, parts=None):
-        self._comm, self._optimizer, self._group, self.steps = comm, optimizer, group, steps
+    def __init__(self, comm, optimizer, steps, parts=None):
+        self._comm, self._optimizer, self.steps = comm, optimizer, steps
         self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
@@ -101,16 +99,14 @@ class LocalSteps:
                  if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point()}  # fmt: skip
         for name in sorted(names):
             own = [(one, state[name]) for one, state in states if state.get(name) is not None]
-            values = torch.cat([value.float().reshape(-1) for _, value in own])
-            finite = values.isfinite().all()
-            values = torch.cat([values if finite else torch.zeros_like(values), finite.float().view(1)])
-            dist.all_reduce(values, group=self._group)
-            values = values[:-1] / values[-1].clamp(min=1)
+            finite = all(bool(value.isfinite().all()) for _, value in own)
+            values = [value if finite else torch.zeros_like(value) for _, value in own]
+            *found, known = means([*values, torch.tensor(float(finite))], self._comm)
             shares = [1.0] * len(own)
             if of_means and name.endswith("_sq"):
                 shares = mean_shares([one for one, _ in own], self._comm, self._comm.size)
-            for (_, value), mean, share in zip(own, values.split([value.numel() for _, value in own]), shares):
-                value.copy_(mean.view_as(value) * share)
+            for (_, value), mean, share in zip(own, found, shares):
+                value.copy_((mean / known.clamp(min=1 / self._comm.size) * share).view_as(value))
 
     def part(self):
         """Returns this rank's state, with its parameters, as bytes in a tensor. Local."""

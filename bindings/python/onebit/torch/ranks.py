@@ -97,6 +97,26 @@ def gather(comm, part):
     return [everyone[rank, :count].numpy().tobytes() for rank, count in enumerate(lengths)]
 
 
+def _plan_of_mean(comm, count):
+    return Plan(comm, count, wire="dense", **_place(comm))
+
+
+def _mean_with(plan, values):
+    values = values.to("cuda" if plan.on_device else "cpu", torch.float32, copy=True)
+    if plan.allreduce(values, values) == Status.SKIPPED:
+        values.fill_(float("nan"))
+    if plan.on_device:
+        plan.synchronize()
+    return values.cpu()
+
+
+def mean(comm, values):
+    """Returns the mean over the ranks of float32 values. If some value is not finite, all means are not-a-number.
+    Collective."""
+    with _plan_of_mean(comm, values.numel()) as plan:
+        return _mean_with(plan, values)
+
+
 def missing_residuals(rank, others=""):
     """Returns the text of the warning for a state that has the residuals of only one rank."""
     return (f"this state has the residuals of rank {rank} only. If each rank saves its own state{others}, "
@@ -114,17 +134,12 @@ _NUMBERS = 4099
 _ROWS = 64
 
 
-class MeanNorm:
-    """Estimates the norm of the mean gradient from sketches. A rank's sketch consists of sums of its
-    elements with random signs, which are the same on all ranks. A sketch is linear: the mean of the
-    ranks' sketches is the sketch of their mean, and the expected square of its norm is that of the
-    elements' norm.
+class Sketches:
+    """Creates sketches, which consist of sums of elements with random signs. The signs are the same on all ranks.
+    A sketch is linear: the mean of the ranks' sketches is the sketch of their mean, and the expected square of its
+    norm is that of the elements' norm."""
 
-    shards: the layout of the parameters, for `find`
-    """
-
-    def __init__(self, comm, shards=None):
-        self._comm, self._shards, self._plan = comm, shards, None
+    def __init__(self):
         self._signs = self._block = None
 
     def numbers(self, gradients):
@@ -157,6 +172,13 @@ class MeanNorm:
         summed = self._block.view_as(self._signs).mul_(self._signs).sum(0).roll(number**2)
         return summed if bin(number).count("1") % 2 else -summed
 
+
+class MeanNorm:
+    """Estimates the norm of the mean gradient from sketches."""
+
+    def __init__(self, comm, shards):
+        self._comm, self._shards, self._plan, self._sketches = comm, shards, None, Sketches()
+
     def find(self, own, squares):
         """Returns the norm, which is the same on all ranks. It is exact up to 4,099 elements; with more
         the standard deviation of its error is 1.1 %. Returns not-a-number if some gradient is not
@@ -169,21 +191,13 @@ class MeanNorm:
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:
-            numbers = self.numbers(own)  # as many on all ranks of a shard
-            values = self.mean(self._shards.mean(torch.cat([numbers, squares])))
+            numbers = self._sketches.numbers(own)  # as many on all ranks of a shard
+            values = self._shards.mean(torch.cat([numbers, squares]))
+            if self._plan is None:
+                self._plan = _plan_of_mean(self._comm, values.numel())
+            values = _mean_with(self._plan, values)
             square = values[:-1].square().sum() + values[-1]
         return self._shards.sum(square).sqrt()
-
-    def mean(self, values):
-        """Returns the mean of the ranks' values, which is not-a-number if some value is not finite. Collective."""
-        if self._plan is None:
-            self._plan = Plan(self._comm, values.numel(), wire="dense", **_place(self._comm))
-        values = values.to("cuda" if self._plan.on_device else "cpu")
-        if self._plan.allreduce(values, values) == Status.SKIPPED:
-            values.fill_(float("nan"))
-        if self._plan.on_device:
-            self._plan.synchronize()
-        return values.cpu()
 
     def close(self):
         if self._plan is not None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from onebit import Stage
 from onebit._native import warn
-from onebit.torch.ranks import FLOATS, MeanNorm, missing_residuals
+from onebit.torch.ranks import FLOATS, Sketches, mean, missing_residuals
 
 # The name of the momentum in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
@@ -323,22 +323,18 @@ def save_with(optimizer, saved):
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
 
 
-_SUM_SIZE = 2**22  # elements that are summed at once: each sum waits for the network's delay
+_MOST_AT_ONCE = 2**22  # elements of a mean: each mean waits for the network's delay
 
 
-def _sums(tensors, group):
-    """Yields, for each of some tensors, the sum over the ranks in float32. Collective."""
-    batch, count = [], 0
+def means(tensors, comm):
+    """Yields, for each of some tensors, the mean over the ranks in float32, as a vector on the processor. Collective."""
+    batch = []
     for number, one in enumerate(tensors):
-        batch.append(one.to(torch.float32).reshape(-1))
-        count += one.numel()
-        following = tensors[number + 1] if number + 1 < len(tensors) else None
-        if following is not None and following.device == one.device and count < _SUM_SIZE:
-            continue
-        every = torch.cat(batch)
-        dist.all_reduce(every, group=group)
-        yield from every.split([of.numel() for of in batch])
-        batch, count = [], 0
+        batch.append(one.detach().to(**FLOATS).reshape(-1))
+        is_last = number + 1 == len(tensors)
+        if is_last or sum(map(len, batch)) + tensors[number + 1].numel() > _MOST_AT_ONCE:
+            yield from mean(comm, torch.cat(batch)).split([len(of) for of in batch])
+            batch = []
 
 
 def mean_shares(parameters, comm, hosts):
@@ -346,23 +342,21 @@ def mean_shares(parameters, comm, hosts):
     whose moments a rank has, which is its own or its host's. The ratio is 1 / hosts if gradients are
     independent. For a large parameter it is an estimate from sketches. Collective."""
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    sketches = MeanNorm(comm)
-    numbers = [sketches.numbers([one]) for one in gradients]
+    sketches = Sketches()
     own = torch.stack([one.float().square().sum().cpu() for one in gradients])
-    own, *means = sketches.mean(torch.cat([own, *numbers])).split([len(own), *map(len, numbers)])
-    sketches.close()
-    return [_share(*pair, comm.size, hosts) for pair in zip(own.tolist(), (float(one.square().sum()) for one in means))]
+    own, *found = means([own, *(sketches.numbers([one]) for one in gradients)], comm)
+    return [_share(square, float(one.square().sum()), comm.size, hosts) for square, one in zip(own.tolist(), found)]
 
 
-def _share(own, mean, ranks, hosts):
-    if not 0 < mean < float("inf") or ranks == 1:
+def _share(own, of_mean, ranks, hosts):
+    if not 0 < of_mean < float("inf") or ranks == 1:
         return 1 / hosts
-    noise = max(own - mean, 0.0) / (1 - 1 / ranks)  # own is signal + noise, mean signal + noise / ranks
-    of_host = max(mean - noise / ranks, 0.0) + noise * hosts / ranks
-    return min(max(mean / of_host, 1 / hosts), 1.0)
+    noise = max(own - of_mean, 0.0) / (1 - 1 / ranks)  # own is signal + noise, of_mean signal + noise / ranks
+    of_host = max(of_mean - noise / ranks, 0.0) + noise * hosts / ranks
+    return min(max(of_mean / of_host, 1 / hosts), 1.0)
 
 
-def _variances(made, states, parameters, of_means, group):
+def _variances(made, states, parameters, of_means):
     """Returns for each parameter the second moments of the mean gradient, or the mean over the ranks of the
     second moments of their own gradients. Also returns the second moments by whose root the momentum was
     divided. Collective."""
@@ -372,10 +366,12 @@ def _variances(made, states, parameters, of_means, group):
         hosts = made.comm.size
     else:
         name = f"own_variance_{made.comm.rank}"  # if a host exchanges as one, a rank has only a part
-        own = [states[one].get(name, torch.zeros(one.numel())).to(one.device) for one in parameters]
-        known = list(_sums([(one > 0).float() for one in own], group))
-        found = [one / count.clamp(min=1.0) for one, count in zip(_sums(own, group), known)]
-        hosts = max(1.0, *(float(one.max()) for one in known))
+        own = [states[one].get(name, torch.zeros(one.numel())) for one in parameters]
+        known = list(means([one > 0 for one in own], made.comm))
+        smallest = 1 / made.comm.size
+        found = [(one / part.clamp(min=smallest)).to(to.device)
+                 for one, part, to in zip(means(own, made.comm), known, parameters)]  # fmt: skip
+        hosts = made.comm.size * max(smallest, *(float(one.max()) for one in known))
     factors = [1.0] * len(found)
     if of_means != shared:
         factors = mean_shares(parameters, made.comm, hosts)
@@ -407,7 +403,7 @@ def device_of_step(group, parameter):
 
 
 @torch.no_grad()
-def moments_of(made, group, of_means=True):
+def moments_of(made, of_means=True):
     """Returns torch's state by parameter, without residuals. Before the first step it is empty. Collective.
 
     of_means: whether second moments are those of mean gradients or of each rank's own gradients. The ratio of
@@ -425,7 +421,7 @@ def moments_of(made, group, of_means=True):
             found[parameter] = _adam_moments(made, parameter, of, state, variance, None)
         else:
             divided.append((parameter, of))
-    pairs = _variances(made, states, [one for one, _ in divided], of_means, group) if divided else ()
+    pairs = _variances(made, states, [one for one, _ in divided], of_means) if divided else ()
     for (parameter, of), pair in zip(divided, pairs):
         found[parameter] = _adam_moments(made, parameter, of, states[parameter], *pair)
     return found

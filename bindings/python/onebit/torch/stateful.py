@@ -19,7 +19,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     each step."""
 
     _state = _remainder = None
-    _process_group = None  # of the model, if `torch_state_dict` can be made
+    _has_torch_state = False  # whether `torch_state_dict` can be made
     _shards = Whole()
     _consolidated = _has_warned = _closed = False
     _divides, _no_warmup, _warmup_steps = False, False, 0  # the optimizer's options determine these
@@ -73,10 +73,10 @@ class StatefulOptimizer(torch.optim.Optimizer):
         """Returns a state for torch's own optimizer, to continue without onebit. It has moments instead of
         residuals, and is the same on all ranks. Call it between two steps. Collective."""
         self._check_open()
-        if self._process_group is None:
+        if not self._has_torch_state:
             raise argument_error(f"torch has no state for {type(self).__name__} with these options or this model: "
                                  "continue with the model's weights and a new optimizer")
-        found = {**moments_of(self, self._process_group), **self._remainder.state_of()}
+        found = {**moments_of(self), **self._remainder.state_of()}
         groups, numbers = [], {}
         for group in self.param_groups:
             own = {name: value for name, value in group.items() if name not in _OWN_KEYS}
