@@ -54,6 +54,11 @@ void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_in
   CHECK_FACT(loss_scale, "%.17g", double);
   CHECK_FACT(gradient_norm, "%.17g", double);
   CHECK_FACT(synchronized, "%d", int);
+  onebit_stage_t stage = ONEBIT_STAGE_WARMUP;
+  uint64_t steps = 0;
+  CHECK_STATUS(onebit_optimizer_get_stage(optimizer, &stage, &steps), ONEBIT_OK);
+  CHECK(stage == wanted->stage && steps == wanted->steps, "the stage is %d after %llu steps",
+        (int)stage, (unsigned long long)steps);
 }
 
 static void check_exchanges(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted) {
