@@ -431,7 +431,7 @@ def check_errors(rank, size):
     module = make_network()
     one = make_optimizer(module, comm)
     for parameter in module.parameters():
-        parameter.data = parameter.data.clone()
+        parameter.data = parameter.data.double()
     expect_error("make the optimizer after that", one.step)
     one.onebit.close()
     model = wrap_model(make_network())  # registered without attach: the first pass finds it

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
-from onebit._native import argument_error, warn
+from onebit._native import Error, argument_error, warn
 from onebit.torch.hook import bytes_of
 from onebit.torch.ranks import interruptible
 
@@ -67,13 +67,21 @@ def wrapped_of(model):
     """Returns the only DistributedDataParallel that a model is or contains, also inside a model of
     torch.compile or Fabric."""
     model = getattr(model, "_orig_mod", model)
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    found = [one for one in modules if isinstance(one, DistributedDataParallel)]
-    return found[0] if len(found) == 1 else model
+    found = _wrapped_in(model)
+    return next(iter(found.values())) if len(found) == 1 else model
+
+
+def _wrapped_in(model):
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    return {name: one for name, one in modules if isinstance(one, DistributedDataParallel)}
 
 
 def check_wrapped(model):
     if not isinstance(model, DistributedDataParallel):
+        several = _wrapped_in(model)
+        if several:
+            raise argument_error(f"model is a {type(model).__name__} with {len(several)} DistributedDataParallel models "
+                                 f"({', '.join(several)}): make a call for each of them")  # fmt: skip
         raise argument_error(
             f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one first "
             "(with Accelerate, call this after accelerator.prepare), or for FSDP2 use onebit.torch.fsdp.compress"
@@ -257,11 +265,14 @@ class Backward:
             return
         if self._optimizer._is_coupled():  # a weight decay was set since then
             return
+        try:
+            self._optimizer._refresh()
+        except Error:
+            return  # step() raises it again
         self._optimizer._set_rates(self._rates)
         self._optimizer._set_passes(1)
         for number, view in self._views.items():
             self._optimizer._set_gradient(number, view, final=False)
-        self._optimizer._refresh()
         self._optimizer.onebit.begin(self._rates.rate)
         self.open = True
 
@@ -329,8 +340,9 @@ class Backward:
             return
         self._warned_of_no_sync = True
         warn(
-            "step() was called inside the model's no_sync(), while gradients are accumulated. With Accelerate "
-            "pass the optimizer to prepare(): its step() then does nothing during accumulation"
+            "step() was called inside the model's no_sync(), and exchanges gradients nevertheless. While gradients "
+            "are accumulated, do not call step(); with Accelerate pass the optimizer to prepare(), whose step() then "
+            "does nothing. For local steps, as Accelerate's LocalSGD makes, use onebit.torch.DiLoCo"
         )
 
     def _check_writes(self, unscaled):

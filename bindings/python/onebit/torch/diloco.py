@@ -15,6 +15,7 @@ from onebit._native import argument_error
 from onebit.communicator import Communicator
 from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
+from onebit.torch.staged import Homes
 
 
 def _rule_of(outer):
@@ -71,6 +72,15 @@ class DiLoCo:
             if self._owned:
                 self.comm.close()
             raise
+        self._homes = Homes(parameters)
+
+    @torch.no_grad()
+    def _call(self, function, *arguments):
+        """Returns the result of a call of the outer step, which reads and writes the parameters."""
+        self._homes.bring()
+        result = interruptible(self.comm, lambda: function(*arguments))
+        self._homes.take_back()
+        return result
 
     def __enter__(self):
         self._hook = self._inner.register_step_post_hook(lambda *_: self._step())
@@ -79,26 +89,23 @@ class DiLoCo:
     def __exit__(self, *_):
         self._hook.remove()
 
-    @torch.no_grad()
     def _step(self):
-        self.status = interruptible(self.comm, self.outer.step)
+        self.status = self._call(self.outer.step)
 
-    @torch.no_grad()
     def synchronize(self):
         """Makes the parameters equal on all ranks. Call it before a validation and at the end of a training.
         Collective."""
-        return interruptible(self.comm, self.outer.synchronize)
+        return self._call(self.outer.synchronize)
 
     def state_dict(self):
         """Returns this rank's state, with its parameters, but without the state of the inner optimizer. Each
         rank saves its own state."""
-        part = self.outer.save()
+        part = self._call(self.outer.save)
         return {"part": torch.frombuffer(bytearray(part), dtype=torch.uint8)}
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict):
         """Loads this rank's own state. It must have been saved by the same number of ranks. Collective."""
-        self.outer.load(gather(self.comm, state_dict["part"].numpy().tobytes()))
+        self._call(self.outer.load, gather(self.comm, state_dict["part"].numpy().tobytes()))
 
     def close(self):
         """Frees the outer step, and the communicator if this object has created it. Call it on all ranks."""

@@ -10,6 +10,7 @@ from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
 from onebit.torch.remainder import mean_shares, means
 from onebit.torch.report import Report, ring
+from onebit.torch.staged import Homes
 from onebit.torch.state import flat
 
 # The number of exchanges at the end of local steps. Each one sends a part of the residual that one bit leaves.
@@ -45,16 +46,24 @@ class LocalSteps:
         for one in arrays if parts else ():
             one.zero_()  # zeros are equal on all ranks; the parts contain the parameters
         self.outer = Outer(comm, arrays, local_steps=steps)
+        self._homes = Homes(self._parameters)
         if parts:
-            self.outer.load(parts)
+            self._call(lambda: self.outer.load(parts))
         self._first = self._count = self.outer.info()["steps"]
         self.is_equal = parts is None  # parameters are equal on all ranks; later only the consensus is
         self.spent, self.seconds = 0.0, None  # seconds of exchanges in the latest step; of the latest exchange
 
+    def _call(self, function):
+        """Returns the result of a call of the outer step, which reads and writes the parameters."""
+        self._homes.bring()
+        result = interruptible(self._comm, function)
+        self._homes.take_back()
+        return result
+
     def step(self):
         """Counts a step that the optimizer has made."""
         began = time.perf_counter()
-        status = interruptible(self._comm, self.outer.step)
+        status = self._call(self.outer.step)
         self._count += 1
         self.spent, self.is_equal = time.perf_counter() - began, False
         if self._count % self.steps == 0:
@@ -73,10 +82,10 @@ class LocalSteps:
     def synchronize(self, times=1):
         """Makes the parameters equal on all ranks, unless they are equal already. Collective."""
         for _ in range(0 if self._are_alike() else times):
-            status = interruptible(self._comm, self.outer.synchronize)
+            status = self._call(self.outer.synchronize)
             if status == Status.SKIPPED:  # a rank has gone back to the consensus
                 self._average_moments()
-                interruptible(self._comm, self.outer.synchronize)
+                self._call(self.outer.synchronize)
         self.is_equal = True
 
     def end(self):
@@ -110,7 +119,7 @@ class LocalSteps:
 
     def part(self):
         """Returns this rank's state, with its parameters, as bytes in a tensor. Local."""
-        return torch.frombuffer(bytearray(self.outer.save()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(self._call(self.outer.save)), dtype=torch.uint8)
 
     def report(self, averaged):
         info = self.outer.info()

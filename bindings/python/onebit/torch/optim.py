@@ -31,7 +31,7 @@ from onebit.torch.hook import future_of
 from onebit.torch.ranks import MeanNorm, agreed, gather, interruptible
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
-from onebit.torch.staged import Stage, Writes, is_staged
+from onebit.torch.staged import Homes, Stage, Writes, is_staged
 from onebit.torch.state import flat, in_order_of
 from onebit.torch.stateful import StatefulOptimizer
 from onebit.torch.transport import create_for
@@ -229,7 +229,7 @@ class _Optimizer(StatefulOptimizer):
                     self._writes.add(array, one)
                 uncompressed = onebit.TABLE if id(one) in tables else self._uncompressed[number]
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
-        self._places = self._found_places()
+        self._homes = Homes(self._parameters, self._shards.local)
         self._addresses = [None] * len(tensors)
         self._divides = "gain" in self._method.fields  # its warm-up divides gradients
         steps = options.get("warmup_steps") or onebit.WARMUP_STEPS
@@ -254,9 +254,6 @@ class _Optimizer(StatefulOptimizer):
         if self._method.kind == "Lamb" or options.get("trust_ratio"):
             raise argument_error("Lamb and trust_ratio are not supported with shards, whose norms are not "
                                  "those of the parameters: use another optimizer")
-
-    def _found_places(self):
-        return [self._shards.local(one).data_ptr() for one in self._parameters]
 
     def _c_options(self, options):
         options = dict(options)
@@ -493,14 +490,12 @@ class _Optimizer(StatefulOptimizer):
         for number, one in enumerate(self._found):
             self._set_gradient(number, one)
 
-    def _check_places(self):
-        """Checks that the parameters are still at the same addresses: the library writes to their memory."""
-        for number, (now, place) in enumerate(zip(self._found_places(), self._places)):
-            if now != place:
-                raise argument_error(
-                    f"parameter {number} has moved to other memory (model.to(), Accelerator.prepare "
-                    "and the like): make the optimizer after that"
-                )
+    def _check_parameters(self):
+        """Checks that no parameter has changed during the backward pass in which the library's step began, and that
+        none is trained that was frozen."""
+        if self._backward is not None and self._backward.open and self._homes.bring():
+            raise argument_error("parameters were given other memory (one.data = ...) between a backward pass and "
+                                 "its step: do so after the step, or set overlap=False")
         if any(one.grad is not None for one in self._frozen):
             raise argument_error(
                 "a parameter that had requires_grad=False when the optimizer was made has a gradient: make "
@@ -539,7 +534,7 @@ class _Optimizer(StatefulOptimizer):
 
     def _exchange(self):
         try:
-            self._check_places()
+            self._check_parameters()
             rates = self._wanted_rates()
             passes, begun = 0, False
             if self._remainder is not None:
@@ -581,14 +576,18 @@ class _Optimizer(StatefulOptimizer):
 
     def _refresh(self):
         """Passes the program's writes to parameters on to the library. Called before a step."""
-        writes = self._writes or self._stage
-        if writes is not None and writes.refresh() and self._parameters[0].element_size() < 4:
+        moved, writes = self._homes.bring(), self._writes or self._stage
+        if self._homes.moved and self._stage is not None:
+            self._stage.take()
+        written = writes is not None and writes.refresh()
+        if (written or moved) and self._parameters and self._parameters[0].element_size() < 4:
             self.onebit.take_parameters()
 
     def _copy_parameters_back(self):
         """Copies the parameters that the library has written to the program's parameters."""
         if self._stage is not None:
             self._stage.copy_back()
+        self._homes.take_back()
         spread = self._shards.spread(self._parameters)
         if self._writes is not None:
             self._writes.stepped()

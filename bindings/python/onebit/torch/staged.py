@@ -61,6 +61,52 @@ def _stream_of(device):
     return torch.Stream(device=device)
 
 
+class Homes:
+    """Follows parameters that the program has given other memory (`one.data = ...`), while the library goes on in the
+    memory of the beginning.
+
+    parameters: the program's parameters
+    local: a function that returns the elements that this rank has of a parameter
+    """
+
+    def __init__(self, parameters, local=lambda one: one):
+        self._parameters, self._local = parameters, local
+        self._homes = [local(one.detach()) for one in parameters]
+        self._strides = [one.stride() for one in parameters]
+        self._places = [one.data_ptr() for one in self._homes]
+        self.moved = {}  # by number of a parameter, its present address, unless that is the one of the beginning
+
+    @torch.no_grad()
+    def bring(self):
+        """Copies the moved parameters to the library's memory. Returns True if some parameter has moved since the
+        latest call."""
+        places = [self._local(one).data_ptr() for one in self._parameters]
+        if places == self._places:
+            found, self.moved = bool(self.moved), {}
+            return found
+        before, self.moved = self.moved, {}
+        for number, (place, first) in enumerate(zip(places, self._places)):
+            if place != first:
+                self._bring_one(number)
+                self.moved[number] = place
+        return before != self.moved
+
+    def _bring_one(self, number):
+        one, home = self._parameters[number], self._homes[number]
+        now = self._local(one.detach())
+        same = (now.shape, now.dtype, now.device) == (home.shape, home.dtype, home.device)
+        if not same or one.stride() != self._strides[number]:
+            raise argument_error(f"parameter {number} has changed its size, strides, type or device (model.to() and "
+                                 "the like): make the optimizer after that")  # fmt: skip
+        home.copy_(now)
+
+    @torch.no_grad()
+    def take_back(self):
+        """Copies what the library has written to the moved parameters."""
+        for number in self.moved:
+            self._local(self._parameters[number].detach()).copy_(self._homes[number])
+
+
 class Writes:
     """Finds the program's writes to parameters between two steps. A write through `.data` changes no version
     number. In some steps sums of the bits find such a write; from then on parameters count as written to in

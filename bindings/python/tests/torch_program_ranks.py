@@ -1,0 +1,179 @@
+"""Scenarios of test_torch.py for what programs do with parameters and optimizers, started like torch_ranks.py."""
+
+import copy
+
+from torch_common import (
+    draw_normal,
+    expect_error,
+    flatten_parameters,
+    is_equal_on_ranks,
+    make_layers,
+    record_warnings,
+    run_scenarios,
+)
+
+import onebit.torch
+import torch
+import torch.distributed as dist
+from onebit.torch.local import LocalSteps
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def compute_loss(model, rank, step, dtype=torch.float32):
+    points = draw_normal(1000 * rank + step, 8, 20).to(dtype)
+    return ((model(points) - points[:, :1].sin()) ** 2).mean()
+
+
+# --- Parameters that are given other memory -------------------------------------------------------
+
+
+def make_compressed(module, **options):
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    optimizer = onebit.torch.compress(model, optimizer, warmup_steps=4, **options)
+    return model, optimizer.step, optimizer.close
+
+
+def make_local(module):
+    comm, optimizer = onebit.Communicator.torch(), torch.optim.AdamW(module.parameters(), lr=1e-2)
+    local = LocalSteps(comm, optimizer, 3)
+
+    def step():
+        optimizer.step()
+        local.step()
+
+    return module, step, lambda: (local.synchronize(), local.part(), local.close(), comm.close())
+
+
+def make_diloco(module):
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    outer = onebit.torch.DiLoCo(module, optimizer, sync_every=3).__enter__()
+    return module, optimizer.step, lambda: (outer.synchronize(), outer.state_dict(), outer.close())
+
+
+def train_and_average(make, dtype, assigns):
+    """Trains, and after some steps replaces the parameters by averages, which are assigned or written in place."""
+    rank, module = dist.get_rank(), make_layers(20, 90, 1).to(dtype)
+    model, step, close = make(module)
+    average = [one.detach().clone() for one in module.parameters()]
+    for number in range(20):
+        module.zero_grad()
+        compute_loss(model, rank, number, dtype).backward()
+        step()
+        for one, mean in zip(module.parameters(), average) if number in (2, 7, 8, 15) else ():
+            mean.mul_(0.9).add_(one.detach(), alpha=0.1)
+            if assigns and number != 15:
+                one.data = mean.clone()
+            else:
+                with torch.no_grad():
+                    one.copy_(mean)
+    close()
+    assert is_equal_on_ranks(flatten_parameters(module))
+    return flatten_parameters(module)
+
+
+def check_moved_parameters(rank, size):
+    """Checks that assigning one.data has the same result as writing in place, also if the library has its own copy of
+    the parameters."""
+    host, late = {"stage": "host"}, {"overlap": False}
+    ways = [lambda module, of=of: make_compressed(module, **of) for of in ({}, host, late)]
+    for make in [*ways, make_local, make_diloco]:
+        for dtype in torch.float32, torch.bfloat16:
+            results = [train_and_average(make, dtype, assigns) for assigns in (True, False)]
+            assert torch.equal(*results), (make, dtype, (results[0] - results[1]).abs().max())
+    for change in (lambda one: one.to(torch.bfloat16), lambda one: one[:1].clone()):
+        module = make_layers(20, 90, 1)
+        model, step, close = make_compressed(module)
+        compute_loss(model, rank, 0).backward()
+        first = next(module.parameters())
+        first.grad, first.data = None, change(first.data)
+        expect_error("parameter 0 has changed its size, strides, type or device", step)
+        close()
+
+
+# --- Several models, and parameters of no model --------------------------------------------------
+
+
+class TwoModels:
+    """Two DistributedDataParallel models in a row, with one optimizer, as in DLRM."""
+
+    def __init__(self, saved=None):
+        self.modules = [make_layers(20, 60, 20), make_layers(20, 60, 1)]
+        self.models = [DistributedDataParallel(one) for one in self.modules]
+        self.optimizer = torch.optim.SGD([{"params": one.parameters()} for one in self.modules], lr=0.02)
+        for one in self.models:
+            onebit.torch.compress(one, self.optimizer)
+        if saved:
+            for one, state in zip(self.modules, saved["models"]):
+                one.load_state_dict(state)
+            self.optimizer.load_state_dict(saved["optimizer"])
+
+    def train(self, steps):
+        for step in steps:
+            self.optimizer.zero_grad()
+            compute_loss(lambda points: self.models[1](self.models[0](points)), dist.get_rank(), step).backward()
+            self.optimizer.clip_grad_norm_(0.5)
+            self.optimizer.step()
+        return torch.cat([flatten_parameters(one) for one in self.modules])
+
+    def saved(self):
+        models = [one.state_dict() for one in self.modules]
+        return copy.deepcopy({"models": models, "optimizer": self.optimizer.state_dict()})
+
+
+def check_two_models(rank, size):
+    """Checks that one optimizer saves the residuals of two models, its own or those of all ranks, and reports both."""
+    run = TwoModels()
+    run.train(range(10))
+    own = run.saved()
+    run.optimizer.consolidate_state_dict()
+    whole = [run.saved()]
+    dist.broadcast_object_list(whole)
+    wanted = run.train(range(10, 20))
+    assert is_equal_on_ranks(wanted)
+    states = [None] * size
+    dist.all_gather_object(states, own["optimizer"])
+    for saved in own, whole[0], {**own, "optimizer": states}:
+        other = TwoModels(saved)
+        assert torch.equal(other.train(range(10, 20)), wanted)
+        other.optimizer.close()
+    report, elements = run.optimizer.report(), len(wanted)
+    assert report.steps == 20 and report.dense_bytes >= 20 * 4 * elements * 2 * (size - 1) // size, report
+    names = {name for of in run.optimizer.torch_state_dict()["state"].values() for name in of}
+    assert not any(name.startswith("hook") for name in names), names
+    run.optimizer.close()
+    again = TwoModels()
+    again.optimizer.close()
+    for one in again.models:  # both hooks are closed
+        onebit.torch.compress(one, again.optimizer)
+    again.train(range(2))
+    again.optimizer.close()
+    whole = nn.ModuleDict(dict(zip(("bottom", "top"), again.models)))
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.02)
+    expect_error("with 2 DistributedDataParallel models (bottom, top)", lambda: onebit.torch.compress(whole, optimizer))
+
+
+def check_foreign_parameters(rank, size):
+    """Checks that rank 0 names a parameter of no model, and that each rank steps it by its own gradient. If the program
+    has its own copies of the model's parameters, no advice to freeze these may be given."""
+    module, own = make_layers(20, 90, 1), nn.Parameter(torch.zeros(4))
+    model = DistributedDataParallel(module)
+    with record_warnings() as said:
+        optimizer = onebit.torch.compress(model, torch.optim.AdamW([*module.parameters(), own]))
+    assert said == (["left as without this call: unnamed 0 (is not of the model that is wrapped)"] if not rank else [])
+    for step in range(3):
+        optimizer.zero_grad()
+        (compute_loss(model, rank, step) + (own - rank).square().sum()).backward()
+        optimizer.step()
+    assert is_equal_on_ranks(flatten_parameters(module)) and bool(own.any()) == bool(rank)
+    optimizer.close()
+    module = make_layers(20, 90, 1).bfloat16()
+    copies = nn.Parameter(flatten_parameters(module).float())
+    with record_warnings() as said:
+        onebit.torch.compress(DistributedDataParallel(module), torch.optim.AdamW([copies])).close()
+    assert len(said) == 2 * (rank == 0) and not any("requires_grad_" in one for one in said), said
+
+
+if __name__ == "__main__":
+    run_scenarios(globals())
