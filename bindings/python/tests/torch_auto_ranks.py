@@ -268,6 +268,24 @@ def check_corrections(rank, size):
     run.close()
 
 
+def check_varying_steps(rank, size):
+    """Checks a training whose steps take longer from time to time: auto stays dense, and prints and measures ever less
+    often. A state of dense steps has no residuals, so nothing is said about them."""
+    Network.rate = rate_for_seconds(0.01)
+    with contextlib.redirect_stderr(io.StringIO()) as said, record_warnings() as told:
+        run = Run()
+        for step in range(0, 1600, 40):
+            Network.extra = COMPUTE if step // 40 % 2 else 0.0
+            run.train(step, step + 40)
+        run.saved()
+    Network.extra = 0.0
+    lines = said.getvalue().splitlines()
+    assert run.method == "dense" and run.optimizer.automatic.changes == 0
+    assert len(lines) <= 7 * (rank == 0), lines
+    assert run.optimizer.automatic._vain < 20 and not told, (run.optimizer.automatic._vain, told)
+    run.close()
+
+
 def check_resumed(rank, size):
     """Checks that the choice is in the state, and that the training continues to the bit with the same number of ranks:
     with a state loaded before or after auto, saved by each rank or by one for all."""

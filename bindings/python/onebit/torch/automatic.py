@@ -317,7 +317,7 @@ class Automatic:
         if self.made._remainder is not None:  # also done when its first pass has the buckets of the first step
             carried = set(self.made._parameters)
             self.made._remainder.state._number([one for one in self.hook._numbers if one not in carried])
-        for one in self._words:
+        for one in self._words if not self.comm.rank else ():  # the same on all ranks
             warn(one)
         self._words = ()
 
@@ -375,6 +375,7 @@ class Automatic:
         self.expected = record.get("expected")
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
+        self._vain = 0  # the number of deviations since the last change, which changed nothing
         self._holds = self.hook.holds = False
         self._hides = record.get("hides", True)  # whether overlapped exchanges make steps shorter
         self._overlapped = collections.deque([], 4 * _MEASURED)  # seconds of the latest steps with overlapped exchanges
@@ -466,7 +467,8 @@ class Automatic:
         self.expected = self.expected or total
         deviates = abs(total / self.expected - 1) > _DEVIATION
         is_due = self._cost < _PROBES * self._since * total or self._is_link_faster(total, compute)
-        windows = 2 ** min(max(self.changes - 1, 0) if deviates else self._looks, 4)
+        times = max(self.changes - 1, self._vain.bit_length()) if deviates else self._looks
+        windows = 2 ** min(times, 4)
         if (deviates or is_due) and self._since >= windows * self._length:
             self._measure()
             self._pending, self._length = (total, deviates), _MEASURED
@@ -575,7 +577,8 @@ class Automatic:
             warn(f"{reason.message}; the training continues with {self.method}")
             self._looks, self._since, self.expected, self._pending = self._looks + 1, 0, total, None
             return self._skip_next_steps(0)
-        if best != self.method or deviates:
+        self._vain = 0 if self._is_change(best) else self._vain + deviates
+        if self._is_change(best) or deviates and not self._vain & (self._vain - 1):  # the 1st, 2nd, 4th, 8th ...
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
             taken, expected = _format_seconds(total), _format_seconds(before)
             why = f"a step takes {taken}, but {expected} was expected" if deviates else "measured again"
@@ -586,9 +589,12 @@ class Automatic:
             self._looks = 0
         self._change(best)
 
-    def _change(self, method):
-        changed = method != self.method or (
+    def _is_change(self, method):
+        return method != self.method or (
             self.local is not None and method == LOCAL and self.local.steps != self._choice.local_steps)
+
+    def _change(self, method):
+        changed = self._is_change(method)
         if changed:
             self._switch_method(method)
         self.expected = self._choice.expected[METHODS.index(method)]
@@ -692,6 +698,7 @@ class Automatic:
         last = every[-1]
         sums = [sum(getattr(one, name) for one in every)
                 for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes", "checkpoint_bytes")]
+        sums[1] = min(sums[1], self.steps - self._loaded_steps)  # the hook counts backward passes
         return Report(self.steps, *sums[:4], last.averaged, sums[4], self._loaded_steps)
 
     def close(self):

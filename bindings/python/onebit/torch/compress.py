@@ -23,7 +23,7 @@ from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapp
 from onebit.torch.hook import DTYPES, HookState, instances_of
 from onebit.torch.ranks import agreed, gather
 from onebit.torch.remainder import Remainder, SavedHook, save_with
-from onebit.torch.report import summaries
+from onebit.torch.report import add, summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.stateful import StatefulOptimizer
@@ -52,6 +52,7 @@ _HOWS = {
 }
 _BITS = 8
 _FROZEN = "is frozen"
+_FOREIGN = "is not of the model that is wrapped"
 _ASKED = "kind is HookState"  # a reason that gives no warning
 
 
@@ -95,9 +96,7 @@ def _why_not_group(how, group, first):
     return None
 
 
-def _why_not_parameter(one, names, sparse):
-    if id(one) not in names:
-        return "is not of the model that is wrapped"
+def _why_not_parameter(one, sparse):
     if not one.requires_grad:
         return _FROZEN
     if id(one) in sparse:
@@ -124,7 +123,8 @@ def _reasons(model, optimizer):
         if how is not None:
             why_not = _why_not_group(how, group, optimizer.param_groups[0])
         for one in group["params"]:
-            reasons[one] = why_not or _why_not_parameter(one, names, sparse)
+            is_foreign = id(one) not in names
+            reasons[one] = _FOREIGN if is_foreign else why_not or _why_not_parameter(one, sparse)
     sizes = {}
     for one, reason in reasons.items():
         if reason is None:
@@ -174,7 +174,9 @@ class _Choice:
         self.names = {one: name for name, one in _module_of(model).named_parameters()}
         for one in self.names:
             if one.requires_grad and not any(one in of for of in every):
-                self.reasons[one] = "is in no optimizer: requires_grad_(False) avoids its exchange"
+                others = _FOREIGN in self.reasons.values()  # perhaps copies, from which the program sets this one
+                self.reasons[one] = "is in no optimizer" + (
+                    "" if others else ": requires_grad_(False) avoids its exchange")
         others = [one for one, reason in self.reasons.items() if reason != _FROZEN]
         if isinstance(model, FSDPModule) and others:
             name = self.names.get(others[0], "a parameter of the optimizer")
@@ -193,9 +195,12 @@ class _Choice:
         """Returns the lines to print about the choice."""
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
-        bits = f"averaged in {_BITS} bits an element, "
-        unasked = {name: why for name, why in self.averaged().items() if why != _ASKED}
-        return [bits + one for one in summaries(unasked)]
+        bits, averaged, foreign = f"averaged in {_BITS} bits an element, not exchanged in one bit: ", {}, {}
+        for name, why in self.averaged().items():
+            if why != _ASKED:
+                (foreign if why == _FOREIGN else averaged)[name] = why
+        return [*(bits + one for one in summaries(averaged)),
+                *(f"left as without this call: {one}" for one in summaries(foreign))]
 
     def digest(self):
         """Returns a text that is the same on all ranks if they have made the same choice."""
@@ -310,13 +315,25 @@ def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, a
         elements = sum(one.numel() for one in model.parameters() if one.requires_grad)
         save_with(optimizers[0], SavedHook(state, model, elements))
     state.averaged = averaged
+    for one in optimizers:
+        _give_methods(one, state, model)
+        _keep_torch_state(one)
+
+
+def _give_methods(optimizer, state, model):
+    """Gives an optimizer the methods of its hook, or of its hooks, if it steps several models."""
+    hooks = [pair for pair in getattr(optimizer, "_onebit_averaged", ()) if not pair[0]._closed] + [(state, model)]
 
     def clip_grad_norm_(max_norm, norm_type=2.0):
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+        every = [one for _, of in hooks for one in of.parameters()]
+        return torch.nn.utils.clip_grad_norm_(every, max_norm, norm_type)
 
-    for one in optimizers:
-        one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
-        _keep_torch_state(one)
+    def close():
+        for one, _ in hooks:
+            one.close()
+
+    optimizer._onebit_averaged, optimizer.clip_grad_norm_, optimizer.close = hooks, clip_grad_norm_, close
+    optimizer.report = lambda: add([one.report() for one, _ in hooks])
 
 
 def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
@@ -389,6 +406,7 @@ def compress(
     if isinstance(wrapped, FSDPModule):
         group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
     comm = Communicator.torch(group, timeout)
+    says = not comm.rank  # the choice is the same on all ranks
     try:
         if method not in (None, "auto"):
             raise argument_error(f"method is {method!r}, not 'auto'")
@@ -426,7 +444,7 @@ def compress(
         raise
     if choice.carried is None and not is_auto:
         comm.close()
-    for words in () if is_auto else choice.words():
+    for words in choice.words() if says and not is_auto else ():
         warn(words)
     results = [_keep_wrapper(*pair) for pair in zip(given, made)]
     return results if several else results[0]

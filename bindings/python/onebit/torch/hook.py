@@ -391,6 +391,11 @@ class HookState:
 
     # --- State -----------------------------------------------------------------------------------
 
+    @property
+    def has_residuals(self):
+        loaded = self._loaded["buckets"].values() if self._loaded else ()
+        return bool(self._plans) or any("worker" in one for one in loaded)
+
     def state_dict(self):
         """Returns this rank's state as tensors and numbers. Must be called between steps. Local."""
         if self._closed:

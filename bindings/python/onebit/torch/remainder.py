@@ -183,12 +183,12 @@ def _unpack_record(tensor):
     return torch.load(io.BytesIO(data[8 : 8 + count]), **_SAFELY)
 
 
-def take(states):
-    """Returns, by name, the values that hooks have saved in the states of parameters, and removes them from
+def take(states, prefix=NAME):
+    """Returns, by name, the values that a hook has saved in the states of parameters, and removes them from
     these states. Also removes a state that is then empty."""
     found = {}
     for key, state in list(states.items()):
-        names = [one for one in state if isinstance(one, str) and one.startswith(NAME)]
+        names = [one for one in state if isinstance(one, str) and one.startswith(prefix)]
         found.update({name: state.pop(name) for name in names})
         if names and not state:
             del states[key]
@@ -197,7 +197,7 @@ def take(states):
 
 def records(found):
     """Returns, by rank, the records in the values that `take` has returned."""
-    return {int(name[len(NAME) :]): _unpack_record(one) for name, one in found.items()}
+    return {int(name.rpartition("_")[2]): _unpack_record(one) for name, one in found.items()}
 
 
 def _average_parts(parts, rank, ranks):
@@ -244,6 +244,7 @@ class SavedHook:
         words = 4 * (elements + elements // self._ranks + (elements if state.normalise else 0))
         self._size = _BYTES + words + _BYTES_OF_PARAMETER * len(list(model.parameters()))
         self._everyone, self._has_warned, self._comm = None, False, comm
+        self.prefix = NAME  # of the names of its values
 
     def _is_whole(self):
         """True after `consolidate` and before the next step."""
@@ -256,7 +257,7 @@ class SavedHook:
         if self.state._closed and not self._is_whole():
             warn("the state has no residuals, because the hook is closed: save before close()")
             return {}
-        return self._everyone[1] if self._is_whole() else {f"{NAME}{self._rank}": self._own()}
+        return self._everyone[1] if self._is_whole() else {f"{self.prefix}{self._rank}": self._own()}
 
     def _own(self):
         record = {**self.state.state_dict(), **self._extra()}
@@ -269,11 +270,14 @@ class SavedHook:
             return
         parts = self.state._gather_state(comm, self._own().numpy().tobytes())
         ranks = range(self._ranks) if self._rank == to else [self._rank]  # other ranks save their own part
-        named = {f"{NAME}{rank}": torch.frombuffer(bytearray(parts[rank]), dtype=torch.uint8) for rank in ranks}
+        named = {f"{self.prefix}{rank}": torch.frombuffer(bytearray(parts[rank]), dtype=torch.uint8)
+                 for rank in ranks}  # fmt: skip
         self._everyone = self.state.steps, named
 
     def warn_of_missing_residuals(self):
-        if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2 or self.state._closed:
+        if self._is_whole() or self._has_warned or self._ranks == 1 or self.state._closed:
+            return
+        if not self.state.has_residuals:
             return
         self._has_warned = True
         warn(missing_residuals(self._rank))
@@ -290,7 +294,10 @@ class SavedHook:
 
 
 def save_with(optimizer, saved):
-    """Makes a torch optimizer save and load the hook's state with its own state."""
+    """Makes a torch optimizer save and load the hook's state with its own state. An optimizer of several models has
+    several hooks."""
+    hooks = optimizer._onebit_hooks = getattr(optimizer, "_onebit_hooks", 0) + 1
+    saved.prefix = NAME if hooks == 1 else f"hook{hooks}_"
     own_state, own_load = optimizer.state_dict, optimizer.load_state_dict
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
@@ -305,8 +312,9 @@ def save_with(optimizer, saved):
         states = [{key: dict(one) for key, one in of["state"].items()} for of in dicts]
         found = {}
         for one in states:
-            found.update(take(one))
-        own_load({**dicts[0], "state": states[0]})
+            found.update(take(one, saved.prefix))
+        others = [{**of, "state": state} for of, state in zip(dicts, states)]
+        own_load(others[0] if hooks == 1 else others)
         saved.load(found)
 
     def consolidate_state_dict(to=0):
@@ -314,8 +322,10 @@ def save_with(optimizer, saved):
         saved.consolidate(to)
 
     optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
-    optimizer.consolidate_state_dict, optimizer.torch_state_dict = consolidate_state_dict, own_state
-    found = take(optimizer.state)
+    optimizer.consolidate_state_dict = consolidate_state_dict
+    if hooks == 1:
+        optimizer.torch_state_dict = own_state
+    found = take(optimizer.state, saved.prefix)
     if found:
         saved.load(found)
 

@@ -38,7 +38,17 @@ class Report(NamedTuple):
         )
         if self.checkpoint_bytes:
             text += f"; {_size(self.checkpoint_bytes)} sent for checkpoints"
-        return "; ".join([text, *summaries(self.averaged)])
+        return "; ".join([text, *(f"not exchanged in one bit: {one}" for one in summaries(self.averaged))])
+
+
+def add(reports):
+    """Returns the report of several models that one optimizer steps."""
+    sums = (sum(getattr(one, name) for one in reports) for name in ("skipped", "bytes_sent", "dense_bytes"))
+    skipped, sent, dense = sums
+    averaged = {name: why for one in reports for name, why in one.averaged.items()}
+    return Report(max(one.steps for one in reports), skipped, max(one.overlapped for one in reports), sent, dense,
+                  averaged, sum(one.checkpoint_bytes for one in reports),
+                  max(one.loaded_steps for one in reports))  # fmt: skip
 
 
 def _size(count):
@@ -62,4 +72,4 @@ def summaries(reasons):
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
         more = f" and {len(names) - 4} others" if len(names) > 4 else ""
-        yield f"not exchanged in one bit: {', '.join(names[:4])}{more} ({reason})"
+        yield f"{', '.join(names[:4])}{more} ({reason})"
