@@ -147,7 +147,13 @@ def check_two_models(rank, size):
     again.optimizer.close()
     for one in again.models:  # both hooks are closed
         onebit.torch.compress(one, again.optimizer)
-    again.train(range(2))
+    for one, state in zip(again.modules, own["models"]):
+        one.load_state_dict(state)
+    again.optimizer.load_state_dict(own["optimizer"])
+    with record_warnings() as said:
+        assert torch.equal(again.train(range(10, 20)), wanted)
+        assert set(again.saved()["optimizer"]["state"][0]) == {f"hook_{rank}", f"hook2_{rank}"}
+    assert not any("closed" in one for one in said), said
     again.optimizer.close()
     whole = nn.ModuleDict(dict(zip(("bottom", "top"), again.models)))
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.02)

@@ -392,9 +392,10 @@ class HookState:
     # --- State -----------------------------------------------------------------------------------
 
     @property
-    def has_residuals(self):
+    def differs_between_ranks(self):
+        """True if the state has residuals, or moments of this rank's own gradients."""
         loaded = self._loaded["buckets"].values() if self._loaded else ()
-        return bool(self._plans) or any("worker" in one for one in loaded)
+        return self.normalise or bool(self._plans) or any("worker" in one for one in loaded)
 
     def state_dict(self):
         """Returns this rank's state as tensors and numbers. Must be called between steps. Local."""

@@ -277,7 +277,7 @@ class SavedHook:
     def warn_of_missing_residuals(self):
         if self._is_whole() or self._has_warned or self._ranks == 1 or self.state._closed:
             return
-        if not self.state.has_residuals:
+        if self.state.steps < 2 or not self.state.differs_between_ranks:
             return
         self._has_warned = True
         warn(missing_residuals(self._rank))
@@ -295,39 +295,52 @@ class SavedHook:
 
 def save_with(optimizer, saved):
     """Makes a torch optimizer save and load the hook's state with its own state. An optimizer of several models has
-    several hooks."""
-    hooks = optimizer._onebit_hooks = getattr(optimizer, "_onebit_hooks", 0) + 1
-    saved.prefix = NAME if hooks == 1 else f"hook{hooks}_"
+    several hooks; a closed one is replaced."""
+    hooks = getattr(optimizer, "_onebit_hooks", None)
+    if hooks is None:
+        hooks = optimizer._onebit_hooks = []
+        _save_hooks(optimizer, hooks)
+    hooks[:] = [one for one in hooks if not one.state._closed]
+    taken = {one.prefix for one in hooks}
+    saved.prefix = next(one for one in (NAME, *(f"hook{k}_" for k in range(2, len(taken) + 2))) if one not in taken)
+    hooks.append(saved)
+    found = take(optimizer.state, saved.prefix)
+    if found:
+        saved.load(found)
+
+
+def _save_hooks(optimizer, hooks):
     own_state, own_load = optimizer.state_dict, optimizer.load_state_dict
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
     def state_dict():
-        saved.warn_of_missing_residuals()
         found = own_state()
-        found["state"] = {**found["state"], 0: {**found["state"].get(0, {}), **saved.entries()}}
+        first = dict(found["state"].get(0, {}))
+        for saved in hooks:
+            saved.warn_of_missing_residuals()
+            first.update(saved.entries())
+        found["state"] = {**found["state"], 0: first}
         return found
 
     def load_state_dict(state_dict):
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
         states = [{key: dict(one) for key, one in of["state"].items()} for of in dicts]
-        found = {}
-        for one in states:
-            found.update(take(one, saved.prefix))
-        others = [{**of, "state": state} for of, state in zip(dicts, states)]
-        own_load(others[0] if hooks == 1 else others)
-        saved.load(found)
+        found = []
+        for saved in hooks:
+            found.append({})
+            for one in states:
+                found[-1].update(take(one, saved.prefix))
+        own_load({**dicts[0], "state": states[0]})
+        for saved, of in zip(hooks, found):
+            saved.load(of)
 
     def consolidate_state_dict(to=0):
         own_consolidate(to)
-        saved.consolidate(to)
+        for saved in hooks:
+            saved.consolidate(to)
 
     optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
-    optimizer.consolidate_state_dict = consolidate_state_dict
-    if hooks == 1:
-        optimizer.torch_state_dict = own_state
-    found = take(optimizer.state, saved.prefix)
-    if found:
-        saved.load(found)
+    optimizer.consolidate_state_dict, optimizer.torch_state_dict = consolidate_state_dict, own_state
 
 
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
