@@ -30,7 +30,7 @@ LAUNCHES = {
     ],
     "torch_auto_ranks": [
         ("check_choices,check_thawed_layers,check_refused,check_corrections,check_varying_steps,check_faster_link", 2),
-        ("check_warmup,check_waiting_states,check_shares,check_odd_parameters,check_resumed", 2),
+        ("check_first_sum,check_warmup,check_waiting_states,check_shares,check_odd_parameters,check_resumed", 2),
         ("check_local_steps,check_excluded_local_steps,check_resumed_local_steps,check_failed_local_steps", 2),
         ("check_local_steps,check_skipped_local_steps", 4),
     ],

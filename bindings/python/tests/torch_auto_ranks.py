@@ -159,6 +159,29 @@ def check_choices(rank, size):
     Network.extra = 0.0
 
 
+def check_first_sum(rank, size):
+    """Checks that a sum that was timed while the ranks connected is not made again if it was long on all ranks."""
+    Network.rate, wait, exchange, seen = rate_for_seconds(0.01), automatic.FirstSum.wait, Network.exchange, set()
+
+    def note(self, method, count):
+        seen.add(self.of_small_sum)
+        return exchange(self, method, count)
+
+    Network.exchange = note
+    for own, wanted in (0.5 - 0.25 * rank, 0.25), (0.5 if rank else 0.0625, 0.0):
+        automatic.FirstSum.wait = lambda self, own=own: wait(self) * 0.0 + own
+        run = Run()
+        assert seen == {wanted} and run.optimizer.automatic.meter.of_small_sum == 0.0, seen
+        seen.clear()
+        run.close()
+    automatic.FirstSum.wait, Network.exchange = wait, exchange
+    assert 0.0 < automatic.FirstSum(DistributedDataParallel(make_network())).wait() < 100.0
+    with onebit.Communicator.torch() as comm:
+        meter = automatic.Meter.__base__(comm, None, "cpu")
+        meter.of_small_sum = 50.0
+        assert meter.exchange("dense", 1024) == 50.0 and meter.exchange("dense", 1025) < 50.0
+
+
 def check_warmup(rank, size):
     """Checks that a training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
     must continue to the bit from any step of the warm-up. If steps wait long, local steps end the warm-up."""

@@ -78,8 +78,9 @@ def check_moved_parameters(rank, size):
     the parameters."""
     host, late = {"stage": "host"}, {"overlap": False}
     ways = [lambda module, of=of: make_compressed(module, **of) for of in ({}, host, late)]
-    for make in [*ways, make_local, make_diloco]:
-        for dtype in torch.float32, torch.bfloat16:
+    has_hooks = hasattr(torch.optim.Optimizer, "register_step_post_hook")
+    for make in [*ways, make_local, *([make_diloco] if has_hooks else [])]:
+        for dtype in (torch.float32, torch.bfloat16) if hasattr(torch, "compile") else (torch.float32,):
             results = [train_and_average(make, dtype, assigns) for assigns in (True, False)]
             assert torch.equal(*results), (make, dtype, (results[0] - results[1]).abs().max())
     for change in (lambda one: one.to(torch.bfloat16), lambda one: one[:1].clone()):
@@ -152,7 +153,8 @@ def check_two_models(rank, size):
     again.optimizer.load_state_dict(own["optimizer"])
     with record_warnings() as said:
         assert torch.equal(again.train(range(10, 20)), wanted)
-        assert set(again.saved()["optimizer"]["state"][0]) == {f"hook_{rank}", f"hook2_{rank}"}
+        names = {name for name in again.saved()["optimizer"]["state"][0] if name.startswith("hook")}
+    assert names == {f"hook_{rank}", f"hook2_{rank}"}, names
     assert not any("closed" in one for one in said), said
     again.optimizer.close()
     whole = nn.ModuleDict(dict(zip(("bottom", "top"), again.models)))
@@ -174,7 +176,7 @@ def check_foreign_parameters(rank, size):
         optimizer.step()
     assert is_equal_on_ranks(flatten_parameters(module)) and bool(own.any()) == bool(rank)
     optimizer.close()
-    module = make_layers(20, 90, 1).bfloat16()
+    module = make_layers(20, 90, 1).half()
     copies = nn.Parameter(flatten_parameters(module).float())
     with record_warnings() as said:
         onebit.torch.compress(DistributedDataParallel(module), torch.optim.AdamW([copies])).close()

@@ -45,6 +45,7 @@ _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 # Seconds. If a dense exchange takes longer, the first steps are in 8 bits. If an exchange in 8 bits takes longer,
 # local steps may end the warm-up early.
 _SLOW = 0.1
+_SMALL = 1024  # elements of the smallest exchange that onebit_method_measure times
 _FIRST, _MEASURED = 3, 4  # steps before a choice, after the first step: as they are, and then not overlapped
 _PATIENCE = 8  # the first choice ends a warm-up whose steps take this many times as long as local steps
 _SETTLING = 3  # steps after a change that are ignored
@@ -55,6 +56,21 @@ _WINDOW = 20  # the largest number of steps that are compared at once; fewer if 
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
 
 
+class FirstSum:
+    """Times a small dense sum while the ranks connect, since both take long on a link with a long delay. Collective."""
+
+    def __init__(self, model):
+        self._timed = None
+        if next(model.parameters()).device.type == "cpu":
+            began, self._values = time.perf_counter(), torch.zeros(_SMALL, **FLOATS)
+            work = dist.all_reduce(self._values, group=model.process_group, async_op=True)
+            self._timed = work.get_future().then(lambda _: time.perf_counter() - began)
+
+    def wait(self):
+        """Returns the seconds that the sum took; 0: not known."""
+        return 0.0 if self._timed is None else self._timed.wait()
+
+
 class Meter:
     """Measures steps and exchanges by this rank's clock. A test replaces it by a model."""
 
@@ -62,6 +78,7 @@ class Meter:
 
     def __init__(self, comm, group, device):
         self._comm, self._group, self._device = comm, group, device
+        self.of_small_sum = 0.0  # known seconds of a small dense sum, the same on all ranks; 0: none
 
     def step(self, method, total, compute, holds):
         """Returns the seconds of a step, and those without its exchanges.
@@ -72,6 +89,8 @@ class Meter:
 
     def exchange(self, method, count):
         """Returns the seconds of an exchange of `count` elements. Collective."""
+        if method == DENSE and count <= _SMALL and self.of_small_sum:
+            return self.of_small_sum
         values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
             return self._time(lambda: dist.all_reduce(values, group=self._group), values)
@@ -117,9 +136,10 @@ class Automatic:
     words: the lines to print when the library's optimizer is created
     bytes_a_day: the most bytes that a host may send; None: any number
     local_steps: whether local steps may be chosen
+    first: the `FirstSum` of the ranks
     """
 
-    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words, bytes_a_day, local_steps):
+    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words, bytes_a_day, local_steps, first):
         self.comm, self.hook, self._make, self._words = comm, hook, make, words
         self._warmup = warmup
         self.lead, self._model = optimizers[lead], weakref.ref(model)
@@ -142,7 +162,7 @@ class Automatic:
         self._device = every[0].device
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
-        record = self._agreed_record([self.lead.state])
+        record = self._agreed_record([self.lead.state], first.wait())
         if record.get("waits"):
             take(self.lead.state)
         self._switch_method(record["method"])
@@ -153,6 +173,7 @@ class Automatic:
         self._begin(record)
         if not self.decided:
             self._measure()
+        self.meter.of_small_sum = 0.0  # the next measurements are of another time
         self._begin_training()
         self._give_methods(optimizers)
 
@@ -628,9 +649,9 @@ class Automatic:
 
     # --- State -----------------------------------------------------------------------------------
 
-    def _agreed_record(self, states):
+    def _agreed_record(self, states, seconds=0.0):
         """Returns auto's record in the saved states. If they have none, returns a record of the method that saved
-        them. Collective."""
+        them. Also agrees on the seconds of the `FirstSum`. Collective."""
         record, names, saved = None, set(), {}
         for state in states:
             found = take({key: dict(one) for key, one in state.items()})
@@ -646,9 +667,13 @@ class Automatic:
             record = {"method": DENSE}
         made = max((float(of["step"]) for one in states for of in one.values() if "step" in of), default=0)
         own = f"method {record['method']}, {made:g} steps{'' if record.get('decided') else ', before a choice'}"
-        every = {one.decode() for one in gather(self.comm, own.encode())}
+        found = [json.loads(one) for one in gather(self.comm, json.dumps([own, seconds]).encode())]
+        every = {text for text, _ in found}
         if len(every) > 1:
             raise argument_error(f"the ranks' states differ: {'; '.join(sorted(every))}")
+        # Connecting may make a short sum longer, so only a long one is not measured again.
+        shortest = min(seconds for _, seconds in found)
+        self.meter.of_small_sum = shortest if shortest >= _SLOW else 0.0
         if record["method"] not in self.methods:
             raise argument_error(f"the state has method {record['method']}, not one of {', '.join(self.methods)}")
         if record["method"] == LOCAL:

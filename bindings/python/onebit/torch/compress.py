@@ -12,13 +12,14 @@ import weakref
 from typing import NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import onebit
 from onebit import _native
 from onebit._native import argument_error, warn
 from onebit.communicator import Communicator
 from onebit.torch import optim
-from onebit.torch.automatic import Automatic
+from onebit.torch.automatic import Automatic, FirstSum
 from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of
 from onebit.torch.hook import DTYPES, HookState, instances_of
 from onebit.torch.ranks import agreed, gather
@@ -336,7 +337,9 @@ def _give_methods(optimizer, state, model):
     optimizer.report = lambda: add([one.report() for one, _ in hooks])
 
 
-def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
+def _begin_auto(
+    comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps, first
+):  # fmt: skip
     """Begins the automatic choice among the methods that this optimizer supports."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
@@ -358,7 +361,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     words = choice.words() if make else ()
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
     warmup = 0 if warmup == onebit.WARMUP_NONE or (options.get("warmup_bits") or 8) != 8 else int(warmup)
-    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day, local_steps)
+    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day, local_steps, first)
     register(model, automatic)
 
 
@@ -405,6 +408,7 @@ def compress(
     group = getattr(wrapped, "process_group", None)
     if isinstance(wrapped, FSDPModule):
         group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
+    first = FirstSum(wrapped) if method == "auto" and isinstance(wrapped, DistributedDataParallel) else None
     comm = Communicator.torch(group, timeout)
     says = not comm.rank  # the choice is the same on all ranks
     try:
@@ -419,8 +423,8 @@ def compress(
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
         if is_auto:
-            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day,
-                        local_steps)
+            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day, local_steps,
+                        first)
         elif choice.carried is None:
             _register_averaging_hook(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
