@@ -24,7 +24,7 @@ from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapp
 from onebit.torch.hook import DTYPES, HookState, instances_of
 from onebit.torch.ranks import agreed, gather
 from onebit.torch.remainder import Remainder, SavedHook, save_with
-from onebit.torch.report import add, summaries
+from onebit.torch.report import add_reports, summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.stateful import StatefulOptimizer
@@ -334,7 +334,7 @@ def _give_methods(optimizer, state, model):
             one.close()
 
     optimizer._onebit_averaged, optimizer.clip_grad_norm_, optimizer.close = hooks, clip_grad_norm_, close
-    optimizer.report = lambda: add([one.report() for one, _ in hooks])
+    optimizer.report = lambda: add_reports([one.report() for one, _ in hooks])
 
 
 def _begin_auto(

@@ -75,12 +75,8 @@ class DiLoCo:
         self._homes = Homes(parameters)
 
     @torch.no_grad()
-    def _call(self, function, *arguments):
-        """Returns the result of a call of the outer step, which reads and writes the parameters."""
-        self._homes.bring()
-        result = interruptible(self.comm, lambda: function(*arguments))
-        self._homes.take_back()
-        return result
+    def _call(self, function):
+        return self._homes.during(lambda: interruptible(self.comm, function))
 
     def __enter__(self):
         self._hook = self._inner.register_step_post_hook(lambda *_: self._step())
@@ -105,7 +101,8 @@ class DiLoCo:
 
     def load_state_dict(self, state_dict):
         """Loads this rank's own state. It must have been saved by the same number of ranks. Collective."""
-        self._call(self.outer.load, gather(self.comm, state_dict["part"].numpy().tobytes()))
+        parts = gather(self.comm, state_dict["part"].numpy().tobytes())
+        self._call(lambda: self.outer.load(parts))
 
     def close(self):
         """Frees the outer step, and the communicator if this object has created it. Call it on all ranks."""

@@ -54,11 +54,7 @@ class LocalSteps:
         self.spent, self.seconds = 0.0, None  # seconds of exchanges in the latest step; of the latest exchange
 
     def _call(self, function):
-        """Returns the result of a call of the outer step, which reads and writes the parameters."""
-        self._homes.bring()
-        result = interruptible(self._comm, function)
-        self._homes.take_back()
-        return result
+        return self._homes.during(lambda: interruptible(self._comm, function))
 
     def step(self):
         """Counts a step that the optimizer has made."""

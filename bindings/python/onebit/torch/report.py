@@ -41,7 +41,7 @@ class Report(NamedTuple):
         return "; ".join([text, *(f"not exchanged in one bit: {one}" for one in summaries(self.averaged))])
 
 
-def add(reports):
+def add_reports(reports):
     """Returns the report of several models that one optimizer steps."""
     sums = (sum(getattr(one, name) for one in reports) for name in ("skipped", "bytes_sent", "dense_bytes"))
     skipped, sent, dense = sums

@@ -106,6 +106,13 @@ class Homes:
         for number in self.moved:
             self._local(self._parameters[number].detach()).copy_(self._homes[number])
 
+    def during(self, call):
+        """Returns the result of call(), which reads and writes the library's memory."""
+        self.bring()
+        result = call()
+        self.take_back()
+        return result
+
 
 class Writes:
     """Finds the program's writes to parameters between two steps. A write through `.data` changes no version
