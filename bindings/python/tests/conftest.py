@@ -30,9 +30,10 @@ def python_environment(**variables):
 
 
 def run_python(*arguments, timeout=60, **variables):
-    """Runs Python with the package. Returns the result of subprocess.run."""
+    """Runs Python with the package. Returns the result of subprocess.run. Python aborts if its allocator is called without
+    the GIL, and prints where each thread is when a signal ends it."""
     command = [sys.executable, *map(str, arguments)]
-    environment = python_environment(**variables)
+    environment = python_environment(**{"PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1", **variables})
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 

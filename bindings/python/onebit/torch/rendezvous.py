@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 
+import torch
 import torch.distributed as dist
 
 from onebit._native import Error, Status
@@ -33,6 +34,9 @@ GRACE_SECONDS = 10.0
 NOTICE_SECONDS = 10.0
 _PAUSE = 0.005  # the longest pause before another look, for each rank: the store has 200 looks a second
 _UNSET = "?"  # no value, since values are JSON lists
+# Before torch 2.5 `compare_set` makes its result without holding the GIL, which corrupts the memory of other threads'
+# objects (pytorch/pytorch#128212).
+_COMPARES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
 _SIOCGIFADDR = 0x8915
 
 _attempts = collections.Counter()  # the number of attempts, by the group's name
@@ -64,11 +68,17 @@ class Rendezvous:
         """Returns a store for the same ranks with other keys, for another purpose."""
         return dist.PrefixStore(name, self._store)
 
+    def _set(self, key, value):
+        self._store.set(key, json.dumps(value))
+        if not _COMPARES:
+            self._store.add(f"{key}/set", 1)
+
     def _look_up(self, key):
-        """Returns a value as text, or "" if it is not set. Comparing reads a value in one message and its answer,
-        without waiting: the stores of some torch versions have no `check`, and `get` waits."""
-        text = self._store.compare_set(key, _UNSET, _UNSET).decode()
-        return "" if text == _UNSET else text
+        """Returns a value as text, or "" if it is not set. Does not wait, as `get` would."""
+        if _COMPARES:  # in one message and its answer
+            text = self._store.compare_set(key, _UNSET, _UNSET).decode()
+            return "" if text == _UNSET else text
+        return self._store.get(key).decode() if self._store.add(f"{key}/set", 0) else ""
 
     def _name_missing(self):
         """Prints which rank is missing, once in each round, as the library does."""
@@ -101,10 +111,10 @@ class Rendezvous:
         now = time.monotonic()
         until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
         key = f"{self._rounds}/{{}}".format
-        self._store.set(key(self.rank), json.dumps([value]))
+        self._set(key(self.rank), [value])
         if self.rank == 0:
             values = [self._get(key(rank), until) for rank in range(self.size)]
-            self._store.set(key("all"), json.dumps(values))
+            self._set(key("all"), values)
         else:
             values = self._get(key("all"), until + GRACE_SECONDS) or [None]
         if None in values:
