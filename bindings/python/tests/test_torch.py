@@ -134,7 +134,8 @@ def test_a_process_ends(tmp_path, transport):
 
 def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
     """Checks that workers are forked from a rank and end while the rank trains, and that the ranks then end with
-    all objects open."""
+    all objects open. They are not compared over gloo: its thread could still free a tensor of Python when the
+    interpreter ends, which aborts the process."""
     script = (
         "import gc, torch_carry_ranks as ranks\n"
         "class Data(torch.utils.data.Dataset):\n"
@@ -145,7 +146,8 @@ def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
         "run = ranks.Run(None, {}, timeout=60)\n"
         "for number in torch.utils.data.DataLoader(Data(), num_workers=2):\n"
         "    run.step(rank, int(number))\n"
-        "assert run.begun == 4 and ranks.is_equal_on_ranks(run.get_parameters()); print('well', flush=True)\n"
+        "found = onebit.torch.ranks.gather(run.optimizer.comm, run.get_parameters().numpy().tobytes())\n"
+        "assert run.begun == 4 and found[0] == found[1]; print('well', flush=True)\n"
     )
     assert run_on_two_ranks(tmp_path, script) == ["well\n"] * 2
 
