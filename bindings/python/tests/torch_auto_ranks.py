@@ -21,7 +21,7 @@ import onebit.torch
 import torch
 import torch.distributed as dist
 from onebit._native import argument_error
-from onebit.torch import automatic, remainder
+from onebit.torch import automatic, meter, remainder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +29,7 @@ COMPUTE = 0.3
 BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125, "local steps": 0.125}
 
 
-class Network(automatic.Meter):
+class Network(meter.Meter):
     """A model of a link with a variable rate. The seconds of an exchange depend on its bytes. The clock advances by a
     millisecond at each reading, so that no choice depends on how busy this machine is."""
 
@@ -105,7 +105,7 @@ class Run(Trainer):
     @property
     def method(self):
         method = self.optimizer.automatic.method
-        assert is_equal_on_ranks(torch.tensor([float(automatic.METHODS.index(method))])), method
+        assert is_equal_on_ranks(torch.tensor([float(meter.METHODS.index(method))])), method
         return method
 
 
@@ -161,7 +161,7 @@ def check_choices(rank, size):
 
 def check_first_sum(rank, size):
     """Checks that a sum that was timed while the ranks connected is not made again if it was long on all ranks."""
-    Network.rate, wait, exchange, seen = rate_for_seconds(0.01), automatic.FirstSum.wait, Network.exchange, set()
+    Network.rate, wait, exchange, seen = rate_for_seconds(0.01), meter.FirstSum.wait, Network.exchange, set()
 
     def note(self, method, count):
         seen.add(self.of_small_sum)
@@ -169,17 +169,17 @@ def check_first_sum(rank, size):
 
     Network.exchange = note
     for own, wanted in (0.5 - 0.25 * rank, 0.25), (0.5 if rank else 0.0625, 0.0):
-        automatic.FirstSum.wait = lambda self, own=own: wait(self) * 0.0 + own
+        meter.FirstSum.wait = lambda self, own=own: wait(self) * 0.0 + own
         run = Run()
         assert seen == {wanted} and run.optimizer.automatic.meter.of_small_sum == 0.0, seen
         seen.clear()
         run.close()
-    automatic.FirstSum.wait, Network.exchange = wait, exchange
-    assert 0.0 < automatic.FirstSum(DistributedDataParallel(make_network())).wait() < 100.0
+    meter.FirstSum.wait, Network.exchange = wait, exchange
+    assert 0.0 < meter.FirstSum(DistributedDataParallel(make_network())).wait() < 100.0
     with onebit.Communicator.torch() as comm:
-        meter = automatic.Meter.__base__(comm, None, "cpu")
-        meter.of_small_sum = 50.0
-        assert meter.exchange("dense", 1024) == 50.0 and meter.exchange("dense", 1025) < 50.0
+        own = meter.Meter(comm, None, "cpu")
+        own.of_small_sum = 50.0
+        assert own.exchange("dense", 1024) == 50.0 and own.exchange("dense", 1025) < 50.0
 
 
 def check_warmup(rank, size):

@@ -21,31 +21,28 @@ import types
 import weakref
 
 import torch
-import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Error, Status, argument_error, check, warn
 from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
-from onebit.torch.hook import CHUNK, wait_for_device
+from onebit.torch.hook import wait_for_device
 from onebit.torch.local import LAST, LocalSteps, saved_parts
+from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import SavedHook, is_in_warmup, means, moments_of, records, save_with, take
 from onebit.torch.report import Report
 
-METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
 # An obstacle prevents local steps, in which the ranks' models differ. The latest obstacle is reported.
 _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
     None, "local_steps=False", "not all parameters belong to one optimizer with a one-bit form",
     "find_unused_parameters", "a GradScaler, with which each rank would skip other steps", "join()")
 _DIFFER = ("; the ranks' models differ until all ranks call optimizer.automatic.synchronize(); "
            "local_steps=False keeps them equal")  # fmt: skip
-_BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 # Seconds. If a dense exchange takes longer, the first steps are in 8 bits. If an exchange in 8 bits takes longer,
 # local steps may end the warm-up early.
 _SLOW = 0.1
-_SMALL = 1024  # elements of the smallest exchange that onebit_method_measure times
 _FIRST, _MEASURED = 3, 4  # steps before a choice, after the first step: as they are, and then not overlapped
 _PATIENCE = 8  # the first choice ends a warm-up whose steps take this many times as long as local steps
 _SETTLING = 3  # steps after a change that are ignored
@@ -54,61 +51,6 @@ _HIDDEN = 0.75  # overlapping must save at least this part of what it saves by t
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
-
-
-class FirstSum:
-    """Times a small dense sum while the ranks connect, since both take long on a link with a long delay. Collective."""
-
-    def __init__(self, model):
-        self._timed = None
-        if next(model.parameters()).device.type == "cpu":
-            began, self._values = time.perf_counter(), torch.zeros(_SMALL, **FLOATS)
-            work = dist.all_reduce(self._values, group=model.process_group, async_op=True)
-            self._timed = work.get_future().then(lambda _: time.perf_counter() - began)
-
-    def wait(self):
-        """Returns the seconds that the sum took; 0: not known."""
-        return 0.0 if self._timed is None else self._timed.wait()
-
-
-class Meter:
-    """Measures steps and exchanges by this rank's clock. A test replaces it by a model."""
-
-    now = staticmethod(time.perf_counter)
-
-    def __init__(self, comm, group, device):
-        self._comm, self._group, self._device = comm, group, device
-        self.of_small_sum = 0.0  # known seconds of a small dense sum, the same on all ranks; 0: none
-
-    def step(self, method, total, compute, holds):
-        """Returns the seconds of a step, and those without its exchanges.
-
-        holds: whether the exchange began only when the gradients were computed
-        """
-        return total, compute
-
-    def exchange(self, method, count):
-        """Returns the seconds of an exchange of `count` elements. Collective."""
-        if method == DENSE and count <= _SMALL and self.of_small_sum:
-            return self.of_small_sum
-        values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
-        if method == DENSE:
-            return self._time(lambda: dist.all_reduce(values, group=self._group), values)
-        with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK) as plan:
-
-            def call():
-                host = values.cpu()
-                interruptible(self._comm, lambda: plan.allreduce(host, host))
-                values.copy_(host)
-
-            return self._time(call, values)
-
-    def _time(self, call, values):
-        values[:1].cpu()
-        began = self.now()
-        call()
-        values[:1].cpu()
-        return self.now() - began
 
 
 def _format_seconds(value):

@@ -19,9 +19,10 @@ from onebit import _native
 from onebit._native import argument_error, warn
 from onebit.communicator import Communicator
 from onebit.torch import optim
-from onebit.torch.automatic import Automatic, FirstSum
+from onebit.torch.automatic import Automatic
 from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of
 from onebit.torch.hook import DTYPES, HookState, instances_of
+from onebit.torch.meter import FirstSum
 from onebit.torch.ranks import agreed, gather
 from onebit.torch.remainder import Remainder, SavedHook, save_with
 from onebit.torch.report import add_reports, summaries
