@@ -263,23 +263,36 @@ Test(sockets, a_rank_that_leaves) {
 
 /* --- Segments ----------------------------------------------------------------------------------*/
 
+/* Returns the smallest number of segments of a message. */
+static uint64_t min_segments(uint64_t total, uint64_t streams, size_t min_share) {
+  const uint64_t whole = total / min_share;
+  return whole < streams ? whole : streams;
+}
+
+static void cut_message(uint64_t total, int streams, size_t min_share) {
+  uint64_t given = 0, segments = 0;
+  while (given < total) {
+    size_t bytes = ob_segment_bytes(total, given, streams, min_share);
+    struct ob_segment segment = {
+        .total = total, .offset = given, .bytes = (uint32_t)bytes, .number = 7, .tag = 3};
+    ob_segment_seal(&segment);
+    cr_assert(bytes > 0 && bytes <= OB_SEGMENT_MAX && ob_segment_is_valid(&segment));
+    given += bytes;
+    segments++;
+  }
+  cr_assert(given == total);
+  cr_assert(total < 1000000 || segments >= (uint64_t)(streams > 1 ? streams : 2));
+  cr_assert(streams == 1 || segments >= min_segments(total, (uint64_t)streams, min_share));
+  cr_assert(streams > 1 || total > OB_SEGMENT_MAX || segments <= 1);
+}
+
 Test(sockets, messages_are_cut_without_gaps) {
   const uint64_t totals[] = {
-      0, 1, 4097, OB_SEGMENT_MIN, OB_SEGMENT_MIN + 1, 1000000, (UINT64_C(5) << 30) + 3};
+      0, 1, 4097, OB_SEGMENT_MIN, OB_SEGMENT_MIN + 1, 33000, 1000000, (UINT64_C(5) << 30) + 3};
   for (size_t k = 0; k < sizeof totals / sizeof totals[0]; k++)
     for (int streams = 1; streams <= ONEBIT_SOCKETS_STREAMS; streams *= 4) {
-      uint64_t given = 0, segments = 0;
-      while (given < totals[k]) {
-        size_t bytes = ob_segment_bytes(totals[k], given, streams);
-        struct ob_segment segment = {
-            .total = totals[k], .offset = given, .bytes = (uint32_t)bytes, .number = 7, .tag = 3};
-        ob_segment_seal(&segment);
-        cr_assert(bytes > 0 && bytes <= OB_SEGMENT_MAX && ob_segment_is_valid(&segment));
-        given += bytes;
-        segments++;
-      }
-      cr_assert(given == totals[k]);
-      cr_assert(totals[k] < 1000000 || segments >= (uint64_t)(streams > 1 ? streams : 2));
+      cut_message(totals[k], streams, OB_SHARE_MIN);
+      cut_message(totals[k], streams, OB_SEGMENT_MIN);
     }
 }
 

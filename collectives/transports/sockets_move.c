@@ -166,14 +166,19 @@ static void write_stream(struct ob_stream *stream) {
 
 /* Returns the number of streams of the link that carry messages. */
 static int used_stream_count(const struct ob_sockets_link *link) {
-  return link->far || link->sockets->use_all ? link->sockets->streams : 1;
+  const bool all = link->round_trip >= OB_FAR_LINK || link->sockets->use_all;
+  return all ? link->sockets->streams : 1;
+}
+
+static size_t link_min_share(const struct ob_sockets_link *link) {
+  return link->round_trip >= OB_LONG_LINK ? OB_SHARE_MIN : OB_SEGMENT_MIN;
 }
 
 /* Chooses the stream for the next segment of the link's first message. A short message takes the
  * first free stream; the segments of a long message alternate between streams. */
 static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
   int streams = used_stream_count(link);
-  int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
+  int from = link->first->total > link_min_share(link) ? link->turn : 0;
   for (int i = 0; i < streams; i++) {
     struct ob_stream *stream = &link->streams[(from + i) % streams];
     if (!stream->sending && !stream->blocked && !stream->ended)
@@ -185,8 +190,8 @@ static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
 static void assign_segment(struct ob_sockets_link *link, struct ob_stream *stream) {
   struct ob_outgoing *message = link->first;
   int streams = used_stream_count(link);
-  size_t bytes = ob_segment_bytes(message->total, message->given, streams);
-  if (message->total > OB_SEGMENT_MIN)
+  size_t bytes = ob_segment_bytes(message->total, message->given, streams, link_min_share(link));
+  if (bytes >= OB_SEGMENT_MIN)
     ob_stream_limit_unsent(stream);
   stream->out = (struct ob_segment){.number = message->number,
                                     .total = message->total,

@@ -230,18 +230,12 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
   stream->unsent = wanted;
 }
 
-/* The round-trip time from which on a link is far. A connection sends at most its window in one
- * round trip: 4 MB by default, which is 16 Gbit/s at this time. On nearer links more connections
- * are no faster and take more system calls: 64 MiB at 1 Gbit/s took a fifth longer over 16
- * connections than over one. */
-#define FAR_MICROSECONDS 2000
-
-/* True if a connection has a long round trip; it must be new, so that no queue adds to the time. */
-static bool is_far_link(int file) {
+/* Returns a connection's round-trip time in microseconds. The connection must be new, so that no
+ * queue adds to the time. If the time is not known, the link counts as far. */
+static unsigned read_round_trip(int file) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;
-  return getsockopt(file, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0 ||
-         info.tcpi_rtt >= FAR_MICROSECONDS;
+  return getsockopt(file, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0 ? OB_FAR_LINK : info.tcpi_rtt;
 }
 
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {
@@ -251,7 +245,9 @@ onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int numbe
   if (ob_net_epoll_add(sockets->events, file, &event) < 0)
     return ob_net_failed("epoll_ctl");
   stream->file = file;
-  stream->link->far |= is_far_link(file);
+  const unsigned round_trip = read_round_trip(file);
+  if (round_trip > stream->link->round_trip)
+    stream->link->round_trip = round_trip;
   return ONEBIT_OK;
 }
 
@@ -277,11 +273,15 @@ bool ob_segment_is_valid(const struct ob_segment *segment) {
          (segment->bytes > 0 || segment->total == 0);
 }
 
-size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams) {
+size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams, size_t min_share) {
   uint64_t part = OB_SEGMENT_MAX, left = total - given;
   if (streams > 1)
     part = total / (2 * (uint64_t)streams) / SEGMENT_STEP * SEGMENT_STEP + SEGMENT_STEP;
-  part = part < OB_SEGMENT_MIN ? OB_SEGMENT_MIN : part;
+  if (part < OB_SEGMENT_MIN) {
+    part = total / (uint64_t)streams + 1;
+    part = part < min_share ? min_share : part;
+    part = part > OB_SEGMENT_MIN ? OB_SEGMENT_MIN : part;
+  }
   part = part > OB_SEGMENT_MAX ? OB_SEGMENT_MAX : part;
   return (size_t)(left < part ? left : part);
 }
