@@ -2,6 +2,7 @@
 and bytes are recorded in each step, or a few steps with a tiny batch, whose time is that of the exchange."""
 
 import importlib
+import itertools
 import json
 import math
 import os
@@ -90,6 +91,13 @@ def mean_of_ranks(values, choose=statistics.mean):
     return [choose(of) for of in zip(*everyone)]
 
 
+def slowest(seconds):
+    """Returns the seconds of each step so that the sum up to a step is that of the slowest rank up to there. Between
+    two exchanges each rank may be the slowest in some steps."""
+    until = mean_of_ranks(list(itertools.accumulate(seconds)), max)
+    return [until[0], *(after - before for before, after in itertools.pairwise(until))]
+
+
 class Training:
     """A model trained by a method, step by step, with the bytes and the seconds of each step."""
 
@@ -150,7 +158,7 @@ def train(training):
                 break
     training.seconds[0] += training.made
     losses = dict(zip(range(job["every"], len(training.bytes) + 1, job["every"]), mean_of_ranks(own)))
-    return {"losses": losses, "bytes": mean_of_ranks(training.bytes), "seconds": mean_of_ranks(training.seconds, max),
+    return {"losses": losses, "bytes": mean_of_ranks(training.bytes), "seconds": slowest(training.seconds),
             "methods": training.methods}  # fmt: skip
 
 
