@@ -113,14 +113,16 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
-/* Makes views of all members' messages about this rank's segment, in the order of the members. */
-static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
+/* Makes views of all members' messages number `k` to this rank, in the order of the members. */
+static void view_worker_messages(const struct onebit_plan *plan, size_t k, size_t chunk,
                                  const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;
-  for (size_t member = 0; member < geometry->members; member++) {
-    unsigned char *base = member == geometry->member ? geometry->outgoing : geometry->incoming;
-    plan->views[member] = ob_message_view(ob_message_at(geometry, base, member, chunk), shape);
-  }
+  const size_t server = ob_server_of(geometry, geometry->member, k);
+  for (size_t member = 0; member < geometry->members; member++)
+    plan->views[member] = ob_message_view(
+        member == geometry->member ? ob_message_at(geometry, geometry->outgoing, server, chunk)
+                                   : ob_incoming_at(geometry, member, k, chunk),
+        shape);
 }
 
 /* Makes views of all members' messages, each of which is about the whole buffer. */
@@ -130,13 +132,15 @@ static void view_whole_messages(const struct onebit_plan *plan, size_t chunk,
     plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
 }
 
-static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk),
-                          result = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
-  unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
+/* Reduces the members' messages number `k` to this rank. */
+static void reduce_messages(const struct onebit_plan *plan, size_t k, size_t chunk) {
+  const size_t server = ob_server_of(&plan->geometry, plan->geometry.member, k);
+  const size_t segment = ob_segment_of(&plan->geometry, server);
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk),
+                          result = ob_plan_result_message(plan, segment, chunk);
+  unsigned char *memory = ob_result_of(plan, server, chunk);
   struct ob_view out = ob_message_view(memory, &result);
-  (void)wait;
-  view_worker_messages(plan, chunk, &shape);
+  view_worker_messages(plan, k, chunk, &shape);
   if (plan->flight->outcome.status != ONEBIT_OK)
     memset(memory, 0, ob_message_bytes(&result));
   else if (plan->geometry.dense)
@@ -144,6 +148,12 @@ static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, b
   else
     ob_reduce_blocks(&plan->state->work, plan->views, &plan->state->server, &shape, &out,
                      plan->state->server_sums);
+}
+
+static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  for (size_t k = 0; k < ob_messages_each(&plan->geometry); k++)
+    reduce_messages(plan, k, chunk);
   return true;
 }
 
@@ -230,7 +240,7 @@ static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t c
   (void)wait;
   if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
-  view_worker_messages(plan, chunk, &shape);
+  view_worker_messages(plan, 0, chunk, &shape);
   if (plan->geometry.dense && to_shard)
     ob_average_values(&plan->state->work, plan->views, plan->geometry.members, factor, &shape,
                       &out);
@@ -257,9 +267,13 @@ static void undo_compress(const struct onebit_plan *plan, size_t chunk) {
 }
 
 static void undo_reduce(const struct onebit_plan *plan, size_t chunk) {
-  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
-  view_worker_messages(plan, chunk, &shape);
-  ob_undo_reduce(&plan->state->work, plan->views, &plan->state->server, &shape);
+  const struct ob_geometry *geometry = &plan->geometry;
+  for (size_t k = 0; k < ob_messages_each(geometry); k++) {
+    const size_t server = ob_server_of(geometry, geometry->member, k);
+    struct ob_message_shape shape = ob_plan_message(plan, ob_segment_of(geometry, server), chunk);
+    view_worker_messages(plan, k, chunk, &shape);
+    ob_undo_reduce(&plan->state->work, plan->views, &plan->state->server, &shape);
+  }
 }
 
 static void undo_residual(const struct onebit_plan *plan, struct ob_residual *residual,

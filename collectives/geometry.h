@@ -23,16 +23,18 @@ struct ob_geometry {
    * number among them. Members are all ranks, or in a hierarchical plan the ranks that have the
    * same local number on their hosts. Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;   /* every message has all elements: there is one segment */
-  bool rotated; /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
+  bool whole;      /* every message has all elements: there is one segment */
+  bool replicated; /* every member reduces every segment (schedules/replicas.c) */
+  bool rotated;    /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* properties of messages (struct ob_message_shape) */
   /* Bits per element in the messages that ranks send, and in the messages that servers send back
    * (ob_serve_width). */
   unsigned width, result_width;
   /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride. `base`
    * is `outgoing` (messages to that member), `incoming` (from that member), or `results` (that
-   * member's result, for all). Results have two copies, or one copy to which both pointers
-   * point. */
+   * member's result, for all). If servers are replicated, `outgoing` has a message for each server,
+   * which goes to all members, and `incoming` has the messages of member m from m * members on.
+   * Results have two copies, or one copy to which both pointers point. */
   size_t slots, stride, peer_stride;
   unsigned char *outgoing, *incoming, *results[2];
 };
@@ -68,6 +70,23 @@ OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *ge
 OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsigned char *base,
                                        size_t member, size_t chunk) {
   return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;
+}
+
+/* Returns the number of messages about a chunk that a rank sends to each other one. */
+OB_INLINE size_t ob_messages_each(const struct ob_geometry *geometry) {
+  return geometry->replicated ? geometry->members : 1;
+}
+
+/* Returns the server, as a member's number, that message number `k` to this member is for. */
+OB_INLINE size_t ob_server_of(const struct ob_geometry *geometry, size_t member, size_t k) {
+  return geometry->replicated ? k : member;
+}
+
+/* Returns the address of message number `k` from a member. */
+OB_INLINE unsigned char *ob_incoming_at(const struct ob_geometry *geometry, size_t member, size_t k,
+                                        size_t chunk) {
+  return ob_message_at(geometry, geometry->incoming, member * ob_messages_each(geometry) + k,
+                       chunk);
 }
 
 /* Returns the address of a member's result in one copy of the results. */

@@ -179,16 +179,18 @@ static void add_message_endpoints(const struct onebit_plan *plan, struct ob_batc
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
-  size_t mine = ob_ladder_max_bytes(&plan->state->ladder, 1,
-                                    ob_plan_message_bytes(plan, ob_own_segment(plan), chunk));
   batch->sends = batch->receives = 0;
-  for (size_t distance = 1; distance < geometry->members; distance++) {
-    size_t member = ob_neighbour(geometry, distance);
-    add_message_endpoints(plan, batch, member,
-                          ob_message_at(geometry, geometry->outgoing, member, chunk),
-                          ob_plan_message_bytes(plan, ob_segment_of(geometry, member), chunk),
-                          ob_message_at(geometry, geometry->incoming, member, chunk), mine);
-  }
+  for (size_t distance = 1; distance < geometry->members; distance++)
+    for (size_t k = 0; k < ob_messages_each(geometry); k++) {
+      const size_t member = ob_neighbour(geometry, distance);
+      const size_t server = ob_server_of(geometry, member, k);
+      const size_t mine = ob_segment_of(geometry, ob_server_of(geometry, geometry->member, k));
+      add_message_endpoints(
+          plan, batch, member, ob_message_at(geometry, geometry->outgoing, server, chunk),
+          ob_plan_message_bytes(plan, ob_segment_of(geometry, server), chunk),
+          ob_incoming_at(geometry, member, k, chunk),
+          ob_ladder_max_bytes(&plan->state->ladder, 1, ob_plan_message_bytes(plan, mine, chunk)));
+    }
   return batch;
 }
 
@@ -301,10 +303,13 @@ static bool receive_messages(const struct onebit_plan *plan, struct ob_batch *ba
     return false;
   if (status != ONEBIT_OK)
     ob_steps_give_up(plan);
+  const struct ob_geometry *geometry = &plan->geometry;
+  const bool worker = kind == OB_MESSAGE_WORKER;
+  const size_t each = worker ? ob_messages_each(geometry) : 1;
   for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++) {
-    size_t member = ob_neighbour(&plan->geometry, i + 1);
-    size_t segment =
-        kind == OB_MESSAGE_WORKER ? ob_own_segment(plan) : ob_segment_of(&plan->geometry, member);
+    const size_t sender = ob_neighbour(geometry, i / each + 1);
+    const size_t server = worker ? ob_server_of(geometry, geometry->member, i % each) : sender;
+    const size_t segment = ob_segment_of(geometry, server);
     ob_check_message(plan, &batch->receive[i], segment, chunk, kind);
   }
   return true;

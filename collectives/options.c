@@ -259,8 +259,10 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
     add_gpu_note(&plan->choice);
   plan->options.wire = plan->choice.wire;
   plan->schedule = ob_schedule_find(plan->choice.schedule);
-  if (shape->windowed && !plan->schedule->whole)
+  if (shape->windowed)
     plan->schedule = &ob_schedule_window;
+  else if (shape->from_servers && plan->schedule->whole)
+    plan->schedule = &ob_schedule_replicas;
   else if (shape->options.operation == ONEBIT_ALLGATHER)
     plan->schedule = &ob_schedule_allgather;
   return ONEBIT_OK;

@@ -42,10 +42,8 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   const int copies = plan->options.residual_copies;
   OB_TRY(ob_residual_create(&plan->state->worker, layout, first, end, work->one_scale,
                             plan->moments, copies, memory));
-  first = end = 0;
-  if (plan->sizes.reduces)
-    ob_plan_segment(plan, &first, &end);
-  OB_TRY(ob_residual_create(&plan->state->server, layout, first, end, work->one_scale, false,
+  OB_TRY(ob_residual_create(&plan->state->server, layout, plan->sizes.reduced_first,
+                            plan->sizes.reduced_end, work->one_scale, false,
                             shape->serving.rule == OB_SERVE_MEAN ? copies : 2, memory));
   plan->state->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT && plan->options.bits == 1) {
@@ -115,7 +113,8 @@ static onebit_status_t allocate_batches(struct onebit_plan *plan) {
   if (!plan->exchange || !plan->gather)
     return report_plan_out_of_memory(plan);
   for (size_t i = 0; i < slots; i++) {
-    OB_TRY(ob_batch_create(plan->comm, peers, &plan->exchange[i]));
+    OB_TRY(
+        ob_batch_create(plan->comm, peers * ob_messages_each(&plan->geometry), &plan->exchange[i]));
     OB_TRY(ob_batch_create(plan->comm, peers, &plan->gather[i]));
   }
   return ONEBIT_OK;
@@ -213,6 +212,7 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
   geometry->whole = gathers ? !shape->of_segments : plan->schedule->whole;
+  geometry->replicated = plan->schedule == &ob_schedule_replicas;
   geometry->one_scale = shape->one_scale;
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   geometry->width = (unsigned)plan->options.bits;

@@ -246,6 +246,8 @@ static void set_warmup_shape(const struct onebit_optimizer *optimizer,
   dense->from_servers = bits > 0; /* a gather would give results with other bits */
   dense->one_scale = dense->segment_a_piece = false;
   dense->segment_pieces = NULL;
+  if (dense->options.schedule == ONEBIT_SCHEDULE_ALLGATHER) /* its messages are longer */
+    dense->options.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
   dense->options.bits = dense->options.max_bits = bits ? bits : 1;
   dense->options.residual_copies = 2;

@@ -109,7 +109,9 @@ static onebit_status_t check_move(const struct onebit_optimizer *optimizer, oneb
 
 static onebit_status_t rebuild_optimizer(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_build(optimizer, ONEBIT_OK));
-  return ob_agree(optimizer->comm, ob_checkpoint_restore(optimizer, optimizer->held), NULL, 0);
+  return ob_buckets_share_servers(
+      optimizer,
+      ob_agree(optimizer->comm, ob_checkpoint_restore(optimizer, optimizer->held), NULL, 0));
 }
 
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm) {

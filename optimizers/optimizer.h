@@ -311,6 +311,10 @@ onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size
                                         const void *gradient);
 /* Applies the list's new factor and weight decay of the tensor. */
 onebit_status_t ob_buckets_set_constants(struct onebit_optimizer *optimizer, size_t tensor);
+/* Makes the residuals of replicated servers equal after a state was loaded (replicas.c).
+ * Collective; `status` is that of loading, an error on all ranks or on none. */
+onebit_status_t ob_buckets_share_servers(struct onebit_optimizer *optimizer,
+                                         onebit_status_t status);
 /* Sets the factors of servers from the current betas. */
 void ob_buckets_set_serving(struct onebit_optimizer *optimizer);
 

@@ -108,6 +108,8 @@ static void set_compressed_section(struct ob_section *section, enum ob_stage sta
   } else if (section->what == OB_SAVED_SERVER) {
     server = bucket->steps_back ? ob_plan_residual(bucket->steps_back, false) : server;
     set_residual_section(section, server, OB_CONTENT_RESIDUAL);
+    if (ob_plan_geometry(section->plan)->replicated)
+      ob_plan_segment(section->plan, &section->first, &section->end);
     if (server->serving.rule != OB_SERVE_MEAN)
       section->end = section->first;
   } else if (section->what == OB_SAVED_MOMENTUM && from_servers) {

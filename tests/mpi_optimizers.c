@@ -30,6 +30,8 @@ static void check_buckets(struct adam_case what) {
   what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
   check_adam(&what);
   what.options.common.block_size = what.options.shards ? 64 : 0;
+  if (!what.options.shards && what.kind != &kind_lion)
+    what.options.common.schedule = ONEBIT_SCHEDULE_ALLGATHER;
   what.options.common.chunk_size = what.options.shards ? 256 : 0;
   what.options.common.bucket_size = 1000;
   what.poisoned_rank = what.size - 1;

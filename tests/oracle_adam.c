@@ -9,6 +9,8 @@ static onebit_adam_options_t fill_defaults(const onebit_adam_options_t *given) {
   options.beta2 = options.beta2 != 0.0 ? options.beta2 : 0.999;
   options.epsilon = options.epsilon != 0.0 ? options.epsilon : 1e-8;
   options.freeze_threshold = options.freeze_threshold != 0.0 ? options.freeze_threshold : 0.96;
+  if (options.common.schedule == ONEBIT_SCHEDULE_ALLGATHER) /* replicated servers */
+    options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   if (options.common.profile == ONEBIT_PROFILE_DEEPSPEED) {
     options.no_bias_correction = 1;
     if (options.freeze_step != ONEBIT_FREEZE_AUTOMATIC &&

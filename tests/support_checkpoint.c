@@ -9,6 +9,7 @@
 #define LION      .method = &ob_method_lion
 #define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
 #define HOSTS     .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
+#define GATHERS   .schedule = ONEBIT_SCHEDULE_ALLGATHER
 #define ONE_SCALE .block_size = ONEBIT_BLOCK_BUFFER
 
 /* clang-format off */
@@ -103,6 +104,15 @@ const struct checkpoint_case checkpoint_cases[] = {
     {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
     {"efficient adam with a warm-up", EFFICIENT, .size = 3, .steps = 9, .freeze_step = 4,
      .uncompressed = 1 << 1, .common = {.bucket_size = 2000}},
+    {"adam, replicated servers", ADAM, .size = 4, .steps = 10, .freeze_step = 4,
+     .uncompressed = 1 << 1, .skips = true,
+     .common = {GATHERS, .block_size = 64, .chunk_size = 256, .bucket_size = 2000}},
+    {"lamb, replicated servers, compressed warm-up", LAMB, .size = 2, .steps = 9,
+     .freeze_step = 5, .common = {GATHERS, .warmup_bits = 4}},
+    {"0/1 adam, replicated servers, one copy", ZERO_ONE, .size = 3, .steps = 24,
+     .freeze_step = 9, .common = {GATHERS, .residual_copies = 1}},
+    {"efficient adam, replicated servers", EFFICIENT, .size = 3, .steps = 9, .freeze_step = 4,
+     .uncompressed = 1 << 1, .skips = true, .common = {GATHERS, .warmup_bits = 8}},
     {"lion", LION, .size = 4, .steps = 8, .skips = true},
     {"lion alone", LION, .size = 1, .steps = 5},
     {"lion, uncompressed tensors", LION, .size = 3, .steps = 8,

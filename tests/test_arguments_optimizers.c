@@ -31,6 +31,7 @@ static void check_refused(onebit_comm_t comm, const struct any_case *what, onebi
 }
 
 #define DEEPSPEED .common.profile = ONEBIT_PROFILE_DEEPSPEED
+#define GATHERS   .common.schedule = ONEBIT_SCHEDULE_ALLGATHER
 static const struct {
   struct any_case what;
   const char *name, *value;
@@ -53,7 +54,8 @@ static const struct {
     {{ANY(adam, .common.chunk_size = 100)}, "chunk_size", "100"},
     {{ANY(adam, .common.threads = -4)}, "threads", "-4"},
     {{ANY(adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
-    {{ANY(adam, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, "schedule", "ALLGATHER"},
+    {{ANY(adam, GATHERS, .common.block_size = ONEBIT_BLOCK_BUFFER)}, "schedule", "block_size"},
+    {{ANY(adam, GATHERS, .common.max_bits = 4)}, "schedule", "max_bits"},
     {{ANY(adam, .common.gradient_dtype = (onebit_dtype_t)3)}, "gradient_dtype", "3"},
     {{ANY(adam, .common.parameter_dtype = (onebit_dtype_t)77)}, "parameter_dtype", "77"},
     {{ANY(adam, .common.gradient_factor = -1)}, "gradient_factor", "-1"},
@@ -124,7 +126,6 @@ static const struct {
     {{ANY(zero_one_adam, .beta2 = -1)}, "beta2", "-1"},
     {{ANY(zero_one_adam, .epsilon = INFINITY)}, "epsilon", "inf"},
     {{ANY(zero_one_adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
-    {{ANY(zero_one_adam, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, "schedule", "ALLGATHER"},
 
     {{ANY(momentum, .momentum = 1)}, "momentum", "1"},
     {{ANY(momentum, .momentum = -0.5)}, "momentum", "-0.5"},
@@ -134,6 +135,7 @@ static const struct {
     {{ANY(lion, .beta2 = -0.5)}, "beta2", "-0.5"},
     {{ANY(lion, .beta3 = NAN)}, "beta3", "nan"},
     {{ANY(lion, .epsilon = -1)}, "epsilon", "-1"},
+    {{ANY(lion, GATHERS)}, "schedule", "servers have momentum"},
 };
 
 Test(arguments_optimizers, options) {
@@ -160,7 +162,7 @@ static const struct {
 
     {{ANY(adam, STEPS, .common.parameter_dtype = ONEBIT_FLOAT16)}, ARGUMENT, "parameter_dtype"},
     {{ANY(adam, STEPS, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)}, ARGUMENT, "exchange"},
-    {{ANY(adam, STEPS, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, ARGUMENT, "schedule"},
+    {{ANY(adam, STEPS, GATHERS)}, ARGUMENT, "schedule"},
     {{ANY(adam, .shards = ONEBIT_SHARDS_PARAMETERS, DEEPSPEED)}, UNSUPPORTED, "DEEPSPEED"},
     {{ANY(adam, STEPS, .common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
      UNSUPPORTED,

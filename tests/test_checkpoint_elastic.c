@@ -142,6 +142,8 @@ Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
                                       "adam, automatic freeze",
                                       "adam in bfloat16",
                                       "adam, compressed warm-up",
+                                      "adam, replicated servers",
+                                      "efficient adam, replicated servers",
                                       "adam, shards of steps",
                                       "adam, shards of parameters in bfloat16",
                                       "lamb",

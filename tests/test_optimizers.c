@@ -102,6 +102,11 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
+/* True if the servers of this optimizer may be replicated. */
+static bool is_replicable(const struct adam_case *what) {
+  return what->kind != &kind_lion && !is_deepspeed(what) && !what->options.shards;
+}
+
 /* Sets the ranks, the number of messages and their contents. Profile deepspeed has its own
  * values. */
 static void choose_messages(struct adam_case *what, const size_t *choice) {
@@ -122,6 +127,8 @@ static void choose_messages(struct adam_case *what, const size_t *choice) {
   common->bucket_size = bucket_sizes[choice[BUCKET]];
   if (choice[CUT] == BUFFER && !hosts)
     common->block_size = ONEBIT_BLOCK_BUFFER;
+  if (choice[CUT] != BUFFER && !hosts && choice[THREADS] == 1 && is_replicable(what))
+    common->schedule = ONEBIT_SCHEDULE_ALLGATHER;
   if (choice[CUT] == MESSAGES) {
     common->scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
     common->block_size = 64;

@@ -12,20 +12,15 @@
  *
  * Limits: each of the P ranks sends (P - 1) n elements, so this schedule is for two or three ranks,
  * and for small buffers. With four ranks or more one small message is sent in rounds (doubling.c),
- * but not among few ranks of one host. Optimizers cannot use this schedule, since they need
- * messages of servers.
+ * but not among few ranks of one host. Optimizers need messages of servers, which every rank makes
+ * for itself (replicas.c).
  */
 #include "base/error.h"
 #include "collectives/plan_private.h"
 
 static onebit_status_t allgather_applicable(const struct onebit_plan *plan,
                                             const struct ob_plan_shape *shape) {
-  (void)plan;
-  return shape->windowed || shape->from_servers
-             ? ob_error(ONEBIT_ERROR_ARGUMENT,
-                        "schedule is ONEBIT_SCHEDULE_ALLGATHER, but optimizers need a schedule in "
-                        "which ranks reduce segments")
-             : ONEBIT_OK;
+  return shape->from_servers ? ob_replicas_applicable(plan, shape) : ONEBIT_OK;
 }
 
 static bool is_allreduce(const struct onebit_plan *plan) {

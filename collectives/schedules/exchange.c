@@ -60,10 +60,11 @@ static void exchange_sizes(const struct onebit_plan *plan, struct ob_schedule_si
       .incoming = members,
       .results = scatter ? 0 : members,
       .compressed_end = plan->geometry.layout.blocks,
-      .reduces = !scatter,
       .wire_bytes =
           ob_schedule_bytes_to_servers(plan) + (scatter ? 0 : ob_schedule_bytes_to_all(plan)),
   };
+  if (!scatter)
+    ob_plan_segment(plan, &sizes->reduced_first, &sizes->reduced_end);
 }
 
 static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {

@@ -100,9 +100,9 @@ static void hierarchical_sizes(const struct onebit_plan *plan, struct ob_schedul
       .results = plan->executor->shares_memory ? 0 : geometry->segments,
       .compressed_first = own[0],
       .compressed_end = own[geometry->members * geometry->chunks],
-      .reduces = true,
       .wire_bytes = ob_schedule_bytes_to_servers(plan) + ob_schedule_bytes_to_all(plan),
   };
+  ob_plan_segment(plan, &sizes->reduced_first, &sizes->reduced_end);
 }
 
 static const char *hierarchical_refuse(const struct ob_cost_task *task, onebit_wire_t wire) {

@@ -137,6 +137,13 @@ uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   return (plan->geometry.members - 1) * count_segment_bytes(plan, own, ob_plan_result_bytes);
 }
 
+uint64_t ob_schedule_bytes_to_replicas(const struct onebit_plan *plan) {
+  uint64_t bytes = 0;
+  for (size_t segment = 0; segment < plan->geometry.segments; segment++)
+    bytes += count_segment_bytes(plan, segment, ob_plan_message_bytes);
+  return (plan->geometry.members - 1) * bytes;
+}
+
 static size_t message_stride(size_t bytes) {
   return divide_rounding_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
 }

@@ -31,7 +31,7 @@ struct ob_plan_shape;
 struct ob_schedule_sizes {
   size_t outgoing, incoming, results;      /* members whose messages need memory */
   size_t compressed_first, compressed_end; /* the blocks that this rank compresses */
-  bool reduces;                            /* this rank reduces its segment, which has a residual */
+  size_t reduced_first, reduced_end;       /* the blocks that it reduces, which have a residual */
   uint64_t wire_bytes;                     /* bytes that this rank sends in a call */
 };
 
@@ -70,7 +70,7 @@ OB_SCHEDULES(OB_SCHEDULE_DECLARED)
 #define OB_SCHEDULE_COUNTED(constant, name) +1
 enum { OB_SCHEDULE_LAST = OB_SCHEDULES(OB_SCHEDULE_COUNTED) };
 #undef OB_SCHEDULE_COUNTED
-extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
+extern const struct ob_schedule ob_schedule_doubling, ob_schedule_replicas, ob_schedule_window;
 
 /* Returns the row of a schedule with a public name; for AUTOMATIC the row of the exchange. */
 const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
@@ -100,12 +100,20 @@ void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compres
                              enum ob_step_kind send);
 
 /* Return the bytes that this rank sends: to the servers, in messages about the other members'
- * segments; and to all other members, in messages about its own segment. */
+ * segments; to all other members, in messages about its own segment; and to all other members as
+ * replicated servers, in messages about all segments. */
 uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
+uint64_t ob_schedule_bytes_to_replicas(const struct onebit_plan *plan);
 
 /* Returns the name of a wire format for people: "one bit", "8 bits", "float32". */
 const char *ob_wire_name(onebit_wire_t wire, int bits);
+
+/* --- Replicated servers (replicas.c) */
+
+/* Fails if the servers of this plan cannot be replicated. */
+onebit_status_t ob_replicas_applicable(const struct onebit_plan *plan,
+                                       const struct ob_plan_shape *shape);
 
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
 

@@ -123,7 +123,13 @@ typedef struct onebit_optimizer_options {
    * compressed together: leave bucket_size 0 with it. */
   size_t bucket_size;
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical if several hosts each have the same number of
-   * ranks, which is more than one; else exchange. ONEBIT_SCHEDULE_ALLGATHER is not allowed. */
+   * ranks, which is more than one; else exchange. ONEBIT_SCHEDULE_ALLGATHER gives the results of
+   * the exchange, bit for bit: every rank sends its message to all others, and does the work of all
+   * servers. A step then waits for one message instead of two, which is faster if the delay of the
+   * link takes longer than the additional bytes: with P ranks a rank sends P / 2 times as many. It
+   * needs more memory: 8 bytes per element. The warm-up uses the exchange. It needs host memory,
+   * blocks with scales of their own, and max_bits equal to bits; Lion and sharded state do not
+   * support it. */
   onebit_schedule_t schedule;
   /* The memory of parameters and gradients, as in onebit_plan_options_t. Ranks may have different
    * devices; if they do, and hosts have several ranks, choose a schedule that both devices

@@ -83,7 +83,8 @@ typedef enum onebit_schedule {
    * sends them the result. */
   ONEBIT_SCHEDULE_EXCHANGE = 1,
   /* Every rank sends its message to all others and computes the mean: one exchange instead of two,
-   * and no second rounding, but more bytes with three ranks or more. */
+   * and no second rounding, but more bytes with three ranks or more. (In an optimizer the second
+   * rounding stays, onebit/optimizer.h.) */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
   /* The ranks of a host add up their values, and each rank exchanges a part of the sum with the
    * ranks of the same local number on the other hosts. The bytes that a host sends do not grow with

@@ -377,7 +377,8 @@ static onebit_status_t load_optimizer(onebit_optimizer_t optimizer,
   const struct ob_state state = ob_optimizer_state(optimizer);
   const struct ob_load load = {
       .object = &loading, .state = &state, .restore = restore_optimizer, .close = close_loading};
-  return ob_state_load(&load, check_loadable(optimizer), sources, directory);
+  return ob_buckets_share_servers(
+      optimizer, ob_state_load(&load, check_loadable(optimizer), sources, directory));
 }
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
