@@ -36,7 +36,7 @@ LAUNCHES = {
     ],
     "torch_program_ranks": [("check_moved_parameters,check_two_models,check_foreign_parameters", 2)],
     "torch_resume_ranks": [
-        ("check_resumed,check_half_precision,check_dense_states", 2),
+        ("check_resumed,check_half_precision,check_dense_states,check_schedules", 2),
         ("check_other_rank_counts,check_other_averaging,check_distributed_states", 3),
     ],
     "fsdp_ranks": [

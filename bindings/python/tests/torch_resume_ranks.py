@@ -22,6 +22,7 @@ import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
+from onebit.torch import schedule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -116,6 +117,46 @@ class Trainer:
 
 AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise": True},
             {"mixed": True})  # fmt: skip
+
+
+def choose_with_times(times, function):
+    """Calls a function while exchanges take these seconds: by schedule, and of a small exchange."""
+
+    def time_exchange(comm, count, which):
+        return times["small" if count == schedule._SMALL else which], True
+
+    with mock.patch.object(schedule, "_time_exchange", time_exchange):
+        return function()
+
+
+def check_schedules(rank, size):
+    """Each optimizer makes the same steps with both schedules, and goes on with a state of the other one. The slowest
+    rank decides."""
+    gathers = {"small": 0.04, "exchange": [1.0, 0.1][rank % 2], "allgather": [0.5, 0.8][rank % 2]}
+    others = {**gathers, "small": 0.004}, {**gathers, "allgather": [0.5, 0.95][rank % 2]}
+    for kind in KINDS:
+        plain = Trainer(kind=kind)
+        plain.train(0, 14)
+        for before, after in ((gathers, others[0]), (others[1], gathers)):
+            first = choose_with_times(before, lambda: Trainer(kind=kind))
+            first.train(0, 9)
+            second = choose_with_times(after, lambda: Trainer(first.saved(), kind))
+            second.train(9, 14)
+            found = [one.optimizer.gather_seconds is not None for one in (first, second)]
+            assert found == [one is gathers and kind != "Lion" for one in (before, after)], found
+            assert torch.equal(second.get_parameters(), plain.get_parameters()), kind
+            for one in (first, second):
+                one.optimizer.close()
+        for options in ({"schedule": "exchange"}, {"max_bits": 4}):
+            one = choose_with_times(gathers, lambda: Trainer(kind=kind, **options))
+            assert one.optimizer.gather_seconds is None
+            one.optimizer.close()
+        plain.optimizer.close()
+    comm = onebit.Communicator.torch()
+    seconds, alone = schedule._time_exchange(comm, 5000, schedule.ALLGATHER)
+    assert seconds > 0 and not alone  # the ranks share a host, and the choice is the library's
+    assert schedule.choose_schedule(comm, 5000) == (schedule.AUTOMATIC, None)
+    comm.close()
 
 
 def check_resumed(rank, size):

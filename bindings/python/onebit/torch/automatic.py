@@ -33,6 +33,7 @@ from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import SavedHook, is_in_warmup, means, moments_of, records, save_with, take
 from onebit.torch.report import Report
+from onebit.torch.schedule import ALLGATHER, AUTOMATIC
 
 # An obstacle prevents local steps, in which the ranks' models differ. The latest obstacle is reported.
 _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
@@ -50,6 +51,7 @@ _VISIBLE = 0.05  # overlapping must save at least this part of a step, by the mo
 _HIDDEN = 0.75  # overlapping must save at least this part of what it saves by the model, or it counts as useless
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
+_VALUES = 6  # the largest number of values of which the ranks agree on the maximum
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
 
 
@@ -272,7 +274,8 @@ class Automatic:
         return max(self.made._warmup_steps - self.made.onebit.stage()[1], 1)
 
     def _begin_one_bit(self):
-        self.made = self._make(self._record)
+        self.made = self._make(self._record, self._timed_exchanges())
+        self._set_schedule(self.made.gather_seconds)
         self.lead.param_groups = self.made.param_groups
         self.lead.add_param_group = self.made.add_param_group
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
@@ -283,6 +286,17 @@ class Automatic:
         for one in self._words if not self.comm.rank else ():  # the same on all ranks
             warn(one)
         self._words = ()
+
+    def _timed_exchanges(self):
+        """Returns the seconds of exchanges that `choose_schedule` needs; None: they were not measured. Collective."""
+        small, exchange = self.meter.small, self._choice.exchange[METHODS.index(ONE)]
+        return (self._max_over_ranks([small])[0], exchange) if small and exchange else None
+
+    def _set_schedule(self, gather_seconds):
+        """Sets the schedule of exchanges in one bit, and their time, to those of the optimizer that was made."""
+        self.meter.schedule = ALLGATHER if gather_seconds else AUTOMATIC
+        if gather_seconds:
+            self._choice.exchange[METHODS.index(ONE)] = self._choice.exchange[METHODS.index(LOCAL)] = gather_seconds
 
     def _return_to_lead(self, convert, method):
         """Makes the lead run its own steps again."""
@@ -299,7 +313,7 @@ class Automatic:
         steps, parts = self._saved or (self._choice.local_steps, None)
         if parts is None:
             self._average_thawed()
-        self.local, self._saved = LocalSteps(self.comm, self.lead, int(steps), parts), None
+        self.local, self._saved = LocalSteps(self.comm, self.lead, int(steps), parts, self.meter.schedule), None
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
         self.hook.waited = 0.0
@@ -401,10 +415,11 @@ class Automatic:
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
         if self._plan is None:
-            self._plan = Plan(self.comm, len(values), operation="allgather", wire="dense")
-        mine, found = torch.tensor(values, **FLOATS), torch.empty(len(values) * self.comm.size, **FLOATS)
+            self._plan = Plan(self.comm, _VALUES, operation="allgather", wire="dense")
+        mine, found = torch.zeros(_VALUES, **FLOATS), torch.empty(_VALUES * self.comm.size, **FLOATS)
+        mine[: len(values)] = torch.tensor(values, **FLOATS)
         interruptible(self.comm, lambda: self._plan.allgather(mine, found))
-        return found.view(self.comm.size, -1).max(0).values.tolist()
+        return found.view(self.comm.size, -1).max(0).values.tolist()[: len(values)]
 
     def _compare(self):
         medians = [statistics.median(one) for one in zip(*self._window)]

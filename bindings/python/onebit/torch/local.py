@@ -10,6 +10,7 @@ from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
 from onebit.torch.remainder import mean_shares, means
 from onebit.torch.report import Report, ring
+from onebit.torch.schedule import AUTOMATIC
 from onebit.torch.staged import Homes
 from onebit.torch.state import flat
 
@@ -37,15 +38,16 @@ class LocalSteps:
     """Steps of `optimizer` on each rank alone, with an outer step after every `steps` of them.
 
     parts: a state from `saved_parts`; None: the parameters are equal on all ranks
+    schedule: that of the exchanges
     """
 
-    def __init__(self, comm, optimizer, steps, parts=None):
+    def __init__(self, comm, optimizer, steps, parts=None, schedule=AUTOMATIC):
         self._comm, self._optimizer, self.steps = comm, optimizer, steps
         self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
             one.zero_()  # zeros are equal on all ranks; the parts contain the parameters
-        self.outer = Outer(comm, arrays, local_steps=steps)
+        self.outer = Outer(comm, arrays, local_steps=steps, schedule=schedule)
         self._homes = Homes(self._parameters)
         if parts:
             self._call(lambda: self.outer.load(parts))

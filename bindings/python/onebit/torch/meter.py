@@ -8,6 +8,7 @@ import torch.distributed as dist
 from onebit.plan import Plan
 from onebit.torch.hook import CHUNK
 from onebit.torch.ranks import FLOATS, interruptible
+from onebit.torch.schedule import AUTOMATIC
 
 METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
@@ -36,6 +37,8 @@ class Meter:
 
     def __init__(self, comm, group, device):
         self._comm, self._group, self._device = comm, group, device
+        self.schedule = AUTOMATIC  # of exchanges in one bit
+        self.small = None  # seconds of the latest small exchange in one bit
         self.of_small_sum = 0.0  # known seconds of a small dense sum, the same on all ranks; 0: none
 
     def step(self, method, total, compute, holds):
@@ -52,14 +55,18 @@ class Meter:
         values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
             return self._time(lambda: dist.all_reduce(values, group=self._group), values)
-        with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK) as plan:
+        schedule = self.schedule if method == ONE else AUTOMATIC
+        with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK, schedule=schedule) as plan:
 
             def call():
                 host = values.cpu()
                 interruptible(self._comm, lambda: plan.allreduce(host, host))
                 values.copy_(host)
 
-            return self._time(call, values)
+            seconds = self._time(call, values)
+            if method == ONE and count <= _SMALL:
+                self.small = seconds
+            return seconds
 
     def _time(self, call, values):
         values[:1].cpu()

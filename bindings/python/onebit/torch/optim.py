@@ -30,6 +30,7 @@ from onebit.torch.backward import (
 from onebit.torch.hook import future_of
 from onebit.torch.ranks import MeanNorm, agreed, gather, interruptible
 from onebit.torch.report import Report, ring
+from onebit.torch.schedule import can_gather, choose_schedule
 from onebit.torch.shards import shards_of
 from onebit.torch.staged import Homes, Stage, Writes, is_staged
 from onebit.torch.state import flat, in_order_of
@@ -102,6 +103,7 @@ class _Optimizer(StatefulOptimizer):
 
     status: the status of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's gradient was not
         finite and nothing has changed
+    gather_seconds: seconds of an exchange by the schedule allgather, if it was measured to be the faster one; or None
     onebit: the `onebit.Optimizer`, for statistics and checkpoints in files
     comm: the communicator
     """
@@ -130,9 +132,10 @@ class _Optimizer(StatefulOptimizer):
         stage="auto",
         layout=None,
         remainder=None,
+        timed=None,
         **options,
     ):
-        self._remainder = remainder  # onebit.torch.compress sets this
+        self._remainder, self._timed = remainder, timed  # onebit.torch.compress sets these
         self.onebit = self.comm = self.status = self._backward = self._norm = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
@@ -146,11 +149,11 @@ class _Optimizer(StatefulOptimizer):
         if comm is None:
             every = [one for group in self.param_groups for one in group["params"]]
             comm = create_for(Communicator, every, stage, process_group, timeout)
-        self.comm = comm
+        self.comm, self._is_creating = comm, False
         try:
             self._make(options, stage, layout, tables)
         except Exception:
-            if self.onebit is None:
+            if not self._is_creating:  # the other ranks wait for this one
                 self._kind._refuse(self.comm)
             if self._owned:
                 self.comm.close()
@@ -238,7 +241,13 @@ class _Optimizer(StatefulOptimizer):
         self._no_warmup = warms_up and not self._warmup_steps
         # Valid for one step: the gradients, and copies of those whose strides differ from the parameter's.
         self._found, self._copies = [], []
-        self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
+        options = self._c_options(options)
+        on_host = self._stage is not None or all(one.device.type == "cpu" for one in every)
+        self._is_creating, self.gather_seconds = True, None
+        if can_gather(self.comm, self._method.kind, options, on_host):
+            count = sum(one.numel() for one in self._parameters)
+            options["schedule"], self.gather_seconds = choose_schedule(self.comm, count, self._timed)
+        self.onebit = self._kind(self.comm, tensors, **options)
         self._forget_state()
         self._tag = self._skipped = self._loaded_steps = 0
         self.averaged, self._sent_before, self._checkpoint_bytes = {}, self.comm.bytes_sent, 0

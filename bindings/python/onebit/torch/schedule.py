@@ -1,0 +1,64 @@
+"""Chooses the schedule of an optimizer's steps in one bit by timing exchanges. No bit of any result depends on it
+(docs/schedules.md)."""
+
+import time
+
+import torch
+
+from onebit import _native
+from onebit.plan import Plan
+from onebit.torch.ranks import FLOATS, interruptible
+
+AUTOMATIC, EXCHANGE, ALLGATHER = "automatic", "exchange", "allgather"
+_SMALL = 1024  # elements of an exchange that takes little more than the delay
+_LONG = 0.02  # seconds. If a small exchange takes less, its delay is not worth measuring.
+_WORTH = 0.9  # an allgather takes at most this part of the time of an exchange, or it is not chosen
+_NETWORKS = "sockets", "gloo", "mpi"
+
+
+def can_gather(comm, kind, options, on_host):
+    """True if the optimizer supports both schedules, and the program has not chosen one.
+
+    kind: the name of the library's optimizer
+    on_host: whether its parameters, or copies of them, are in host memory
+    """
+    plain = {"schedule", "profile", "shards", "max_bits"}.isdisjoint(options)
+    of_blocks = options.get("block_size") != _native.BLOCK_BUFFER
+    return comm.size > 1 and comm.transport in _NETWORKS and kind != "Lion" and plain and of_blocks and on_host
+
+
+def _time_exchange(comm, count, schedule):
+    """Returns the seconds of the faster of two exchanges, and whether each host has one rank. The first exchange also
+    waits for the last rank."""
+    values, seconds = torch.linspace(-1, 1, count, **FLOATS), []
+    with Plan(comm, count, schedule=schedule) as plan:
+        for _ in range(2):
+            began = time.perf_counter()
+            interruptible(comm, lambda: plan.allreduce(values, values))
+            seconds.append(time.perf_counter() - began)
+        return min(seconds), plan.info()["hosts"] == comm.size
+
+
+def choose_schedule(comm, count, timed=None):
+    """Returns the faster schedule for `count` elements, and the seconds of an allgather if it is the faster one.
+    Collective.
+
+    timed: seconds of two exchanges, a small one and one of `count` elements, the same on all ranks; None: not known
+    """
+    if timed and timed[0] < _LONG:
+        return AUTOMATIC, None
+    with Plan(comm, 2, operation="allgather", wire="dense") as plan:
+
+        def slowest(*own):
+            mine, found = torch.tensor(own, **FLOATS), torch.empty(2 * comm.size, **FLOATS)
+            interruptible(comm, lambda: plan.allgather(mine, found))
+            return found.view(-1, 2).max(0).values.tolist()
+
+        if timed is None:
+            small, alone = _time_exchange(comm, _SMALL, EXCHANGE)
+            if not alone or slowest(small, 0)[0] < _LONG:
+                return AUTOMATIC, None
+            timed = small, _time_exchange(comm, count, EXCHANGE)[0]
+        allgather, alone = _time_exchange(comm, count, ALLGATHER)
+        exchange, allgather = slowest(timed[1], allgather)
+    return (ALLGATHER, allgather) if alone and allgather < _WORTH * exchange else (AUTOMATIC, None)
