@@ -156,6 +156,10 @@ def check_schedules(rank, size):
     seconds, alone = schedule._time_exchange(comm, 5000, schedule.ALLGATHER)
     assert seconds > 0 and not alone  # the ranks share a host, and the choice is the library's
     assert schedule.choose_schedule(comm, 5000) == (schedule.AUTOMATIC, None)
+    for count, wanted in ((0, 0.04), (2**22, 0.06), (2**23, 0.08), (2**24, None)):  # the exchange: 0.085, 0.09, 0.1
+        times = {"small": 0.08, "exchange": 0.085, "allgather": 0.06}
+        _, found = choose_with_times(times, lambda: schedule.choose_schedule(comm, count))
+        assert found is wanted or abs(found - wanted) < 1e-6, (count, found)
     comm.close()
 
 

@@ -11,6 +11,7 @@ from onebit.torch.ranks import FLOATS, interruptible
 
 AUTOMATIC, EXCHANGE, ALLGATHER = "automatic", "exchange", "allgather"
 _SMALL = 1024  # elements of an exchange that takes little more than the delay
+_MOST = 2**22  # elements of the longest exchange that is timed; more take time and memory
 _LONG = 0.02  # seconds. If a small exchange takes less, its delay is not worth measuring.
 _WORTH = 0.9  # an allgather takes at most this part of the time of an exchange, or it is not chosen
 _NETWORKS = "sockets", "gloo", "mpi"
@@ -47,6 +48,11 @@ def choose_schedule(comm, count, timed=None):
     """
     if timed and timed[0] < _LONG:
         return AUTOMATIC, None
+    some = max(min(count, _MOST), 1)
+
+    def seconds_of_all(delay, seconds):
+        return delay + (seconds - delay) * count / some
+
     with Plan(comm, 2, operation="allgather", wire="dense") as plan:
 
         def slowest(*own):
@@ -56,9 +62,11 @@ def choose_schedule(comm, count, timed=None):
 
         if timed is None:
             small, alone = _time_exchange(comm, _SMALL, EXCHANGE)
-            if not alone or slowest(small, 0)[0] < _LONG:
+            small = slowest(small, 0)[0]
+            if not alone or small < _LONG:
                 return AUTOMATIC, None
-            timed = small, _time_exchange(comm, count, EXCHANGE)[0]
-        allgather, alone = _time_exchange(comm, count, ALLGATHER)
-        exchange, allgather = slowest(timed[1], allgather)
+            timed = small, seconds_of_all(small, _time_exchange(comm, some, EXCHANGE)[0])
+        seconds, alone = _time_exchange(comm, some, ALLGATHER)
+        # An allgather waits for the delay once, an exchange twice.
+        exchange, allgather = slowest(timed[1], seconds_of_all(timed[0] / 2, seconds))
     return (ALLGATHER, allgather) if alone and allgather < _WORTH * exchange else (AUTOMATIC, None)
