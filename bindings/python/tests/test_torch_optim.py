@@ -224,6 +224,21 @@ def test_moments_of_hosts(on_ranks):
                 assert (one - other).norm() < 0.02 * other.norm(), (one, other)
 
 
+def test_one_rank_with_an_invalid_argument(on_ranks):
+    """All ranks get an error, and their next call of the communicator is the same."""
+
+    def attempt(comm):
+        for options in ({"betas": (0.0, 0.9)}, {"frobnicate": 1}):
+            with pytest.raises((onebit.Error, TypeError)):
+                onebit.torch.Adam([torch.nn.Parameter(torch.ones(5))], comm=comm, **(options if comm.rank else {}))
+        found = torch.empty(comm.size)
+        with onebit.Plan(comm, 1, operation="allgather", wire="dense") as plan:
+            plan.allgather(torch.full((1,), float(comm.rank)), found)
+        return found.tolist()
+
+    assert on_ranks(3, attempt) == [[0.0, 1.0, 2.0]] * 3
+
+
 def test_invalid_arguments_are_refused(made):
     refused = {
         "negate the loss": {"maximize": True},

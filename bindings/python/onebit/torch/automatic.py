@@ -51,7 +51,6 @@ _VISIBLE = 0.05  # overlapping must save at least this part of a step, by the mo
 _HIDDEN = 0.75  # overlapping must save at least this part of what it saves by the model, or it counts as useless
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
-_VALUES = 6  # the largest number of values of which the ranks agree on the maximum
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
 
 
@@ -274,7 +273,7 @@ class Automatic:
         return max(self.made._warmup_steps - self.made.onebit.stage()[1], 1)
 
     def _begin_one_bit(self):
-        self.made = self._make(self._record, self._timed_exchanges())
+        self.made = self._make(self._record)
         self._set_schedule(self.made.gather_seconds)
         self.lead.param_groups = self.made.param_groups
         self.lead.add_param_group = self.made.add_param_group
@@ -286,11 +285,6 @@ class Automatic:
         for one in self._words if not self.comm.rank else ():  # the same on all ranks
             warn(one)
         self._words = ()
-
-    def _timed_exchanges(self):
-        """Returns the seconds of exchanges that `choose_schedule` needs; None: they were not measured. Collective."""
-        small, exchange = self.meter.small, self._choice.exchange[METHODS.index(ONE)]
-        return (self._max_over_ranks([small])[0], exchange) if small and exchange else None
 
     def _set_schedule(self, gather_seconds):
         """Sets the schedule of exchanges in one bit, and their time, to those of the optimizer that was made."""
@@ -415,11 +409,10 @@ class Automatic:
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
         if self._plan is None:
-            self._plan = Plan(self.comm, _VALUES, operation="allgather", wire="dense")
-        mine, found = torch.zeros(_VALUES, **FLOATS), torch.empty(_VALUES * self.comm.size, **FLOATS)
-        mine[: len(values)] = torch.tensor(values, **FLOATS)
+            self._plan = Plan(self.comm, len(values), operation="allgather", wire="dense")
+        mine, found = torch.tensor(values, **FLOATS), torch.empty(len(values) * self.comm.size, **FLOATS)
         interruptible(self.comm, lambda: self._plan.allgather(mine, found))
-        return found.view(self.comm.size, -1).max(0).values.tolist()[: len(values)]
+        return found.view(self.comm.size, -1).max(0).values.tolist()
 
     def _compare(self):
         medians = [statistics.median(one) for one in zip(*self._window)]

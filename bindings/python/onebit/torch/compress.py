@@ -251,16 +251,15 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
     return inside_of(group, inside, device, reason, timeout_of(group, timeout))
 
 
-def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None, timed=None):
-    """Creates the library's optimizer with the state of torch's optimizer. extra: as in `SavedHook`; timed: as in
-    `choose_schedule`"""
+def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
+    """Creates the library's optimizer with the state of torch's optimizer. extra: as in `SavedHook`"""
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
         every = [one for one in model.parameters() if one.requires_grad]
         elements = sum(one.numel() for one in every if one in reasons)
         remainder = Remainder(model, _hook_state(model, timeout), optimizer,
                               [one for one in reasons if one in own], elements, extra)  # fmt: skip
-    options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder, "timed": timed}
+    options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
     if kind in (optim.EfficientAdam, optim.Momentum) and not layout.number and not options.get("trust_ratio"):
         made._has_torch_state = True
@@ -348,12 +347,12 @@ def _begin_auto(
         kind = kind or _HOWS[type(optimizers[lead])].kind
         known = {one for of in optimizers for group in of.param_groups for one in group["params"]}
 
-        def make(extra, timed):
+        def make(extra):
             groups = optimizers[lead].param_groups
             added = {one: "was added" for group in groups for one in group["params"] if one not in known}
             layout = _layout_of(model, optimizers[lead], None, kind, timeout, options)
             made = _make_optimizer(comm, model, optimizers[lead], kind, timeout, layout, options,
-                                   {**choice.reasons, **added}, extra, timed)  # fmt: skip
+                                   {**choice.reasons, **added}, extra)  # fmt: skip
             made.averaged = choice.averaged()
             made.hook_state(overlap, model)
             return made

@@ -38,7 +38,6 @@ class Meter:
     def __init__(self, comm, group, device):
         self._comm, self._group, self._device = comm, group, device
         self.schedule = AUTOMATIC  # of exchanges in one bit
-        self.small = None  # seconds of the latest small exchange in one bit
         self.of_small_sum = 0.0  # known seconds of a small dense sum, the same on all ranks; 0: none
 
     def step(self, method, total, compute, holds):
@@ -63,10 +62,7 @@ class Meter:
                 interruptible(self._comm, lambda: plan.allreduce(host, host))
                 values.copy_(host)
 
-            seconds = self._time(call, values)
-            if method == ONE and count <= _SMALL:
-                self.small = seconds
-            return seconds
+            return self._time(call, values)
 
     def _time(self, call, values):
         values[:1].cpu()

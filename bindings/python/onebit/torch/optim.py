@@ -132,10 +132,9 @@ class _Optimizer(StatefulOptimizer):
         stage="auto",
         layout=None,
         remainder=None,
-        timed=None,
         **options,
     ):
-        self._remainder, self._timed = remainder, timed  # onebit.torch.compress sets these
+        self._remainder = remainder  # onebit.torch.compress sets this
         self.onebit = self.comm = self.status = self._backward = self._norm = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
@@ -246,7 +245,7 @@ class _Optimizer(StatefulOptimizer):
         self._is_creating, self.gather_seconds = True, None
         if can_gather(self.comm, self._method.kind, options, on_host):
             count = sum(one.numel() for one in self._parameters)
-            options["schedule"], self.gather_seconds = choose_schedule(self.comm, count, self._timed)
+            options["schedule"], self.gather_seconds = choose_schedule(self.comm, count)
         self.onebit = self._kind(self.comm, tensors, **options)
         self._forget_state()
         self._tag = self._skipped = self._loaded_steps = 0

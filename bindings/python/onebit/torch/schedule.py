@@ -40,14 +40,9 @@ def _time_exchange(comm, count, schedule):
         return min(seconds), plan.info()["hosts"] == comm.size
 
 
-def choose_schedule(comm, count, timed=None):
+def choose_schedule(comm, count):
     """Returns the faster schedule for `count` elements, and the seconds of an allgather if it is the faster one.
-    Collective.
-
-    timed: seconds of two exchanges, a small one and one of `count` elements, the same on all ranks; None: not known
-    """
-    if timed and timed[0] < _LONG:
-        return AUTOMATIC, None
+    Collective."""
     some = max(min(count, _MOST), 1)
 
     def seconds_of_all(delay, seconds):
@@ -60,13 +55,11 @@ def choose_schedule(comm, count, timed=None):
             interruptible(comm, lambda: plan.allgather(mine, found))
             return found.view(-1, 2).max(0).values.tolist()
 
-        if timed is None:
-            small, alone = _time_exchange(comm, _SMALL, EXCHANGE)
-            small = slowest(small, 0)[0]
-            if not alone or small < _LONG:
-                return AUTOMATIC, None
-            timed = small, seconds_of_all(small, _time_exchange(comm, some, EXCHANGE)[0])
-        seconds, alone = _time_exchange(comm, some, ALLGATHER)
-        # An allgather waits for the delay once, an exchange twice.
-        exchange, allgather = slowest(timed[1], seconds_of_all(timed[0] / 2, seconds))
-    return (ALLGATHER, allgather) if alone and allgather < _WORTH * exchange else (AUTOMATIC, None)
+        small, alone = _time_exchange(comm, _SMALL, EXCHANGE)
+        small = slowest(small, 0)[0]
+        if not alone or small < _LONG:
+            return AUTOMATIC, None
+        exchange, allgather = slowest(*(_time_exchange(comm, some, one)[0] for one in (EXCHANGE, ALLGATHER)))
+    exchange = seconds_of_all(small, exchange)
+    allgather = seconds_of_all(small / 2, allgather)  # it waits for the delay once, an exchange twice
+    return (ALLGATHER, allgather) if allgather < _WORTH * exchange else (AUTOMATIC, None)
