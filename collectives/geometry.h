@@ -23,10 +23,12 @@ struct ob_geometry {
    * number among them. Members are all ranks, or in a hierarchical plan the ranks that have the
    * same local number on their hosts. Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;      /* every message has all elements: there is one segment */
+  bool whole;   /* every message has all elements: there is one segment */
+  bool rotated; /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
+  /* Properties of messages (struct ob_message_shape). Kernels read them together, and need up to a
+   * third more instructions if they lie one byte further (make kernels). */
+  bool one_scale, dense, half;
   bool replicated; /* every member reduces every segment (schedules/replicas.c) */
-  bool rotated;    /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
-  bool one_scale, dense, half; /* properties of messages (struct ob_message_shape) */
   /* Bits per element in the messages that ranks send, and in the messages that servers send back
    * (ob_serve_width). */
   unsigned width, result_width;
