@@ -330,24 +330,32 @@ static double max_exchange_part(size_t steps, size_t current) {
   return steps == current ? 1.05 : 0.53;
 }
 
+/* True if local steps may be chosen because steps with one bit would wait for the link longer than
+ * they compute. By default local steps are chosen only for the sake of bytes_a_day. */
+static bool waits_longer_than_computes(const onebit_method_choice_t *choice) {
+  const double bearable = (current_local_steps(choice) ? 0.7 : 1.0) * choice->compute;
+  return exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT) > bearable;
+}
+
+static bool needs_local_steps(onebit_comm_t comm, const onebit_method_choice_t *choice) {
+  const double wait = exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT);
+  return is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS) &&
+         ((choice->methods && waits_longer_than_computes(choice)) ||
+          exceeds_byte_budget(comm, choice, ONEBIT_METHOD_ONE_BIT, 1 / (choice->compute + wait)));
+}
+
 /* Sets the smallest sufficient number of local steps, and returns the seconds of a training step;
- * INFINITY: local steps are not allowed, or not needed. */
-static double estimate_local_step_seconds(onebit_comm_t comm, onebit_method_choice_t *choice) {
+ * INFINITY: no number is sufficient. */
+static double estimate_local_step_seconds(onebit_comm_t comm, const onebit_method_choice_t *choice,
+                                          size_t *number) {
   static const size_t steps[] = {10, 30, 100, 300};
   const int method = ONEBIT_METHOD_LOCAL_STEPS;
   const size_t current = current_local_steps(choice);
-  const double bearable = (current ? 0.7 : 1.0) * choice->compute;
-  const bool fits = !exceeds_byte_budget(
-      comm, choice, ONEBIT_METHOD_ONE_BIT,
-      1 / (choice->compute + exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT)));
-  if (!is_allowed(choice, method) ||
-      (fits && exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT) <= bearable))
-    return INFINITY;
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
     const double each = choice->exchange[method] / (double)steps[k];
     const double seconds = choice->compute + each + choice->extra[method];
     const bool is_last = k + 1 == sizeof steps / sizeof steps[0];
-    choice->local_steps = steps[k];
+    *number = steps[k];
     if (!exceeds_byte_budget(comm, choice, method, 1 / seconds / (double)steps[k]) &&
         (is_last || each <= choice->compute * max_exchange_part(steps[k], current)))
       return seconds;
@@ -409,7 +417,8 @@ static void append_step(onebit_method_choice_t *choice, int method, const char *
                 extra < 0 ? "less" : "more");
 }
 
-static void describe_choice(onebit_method_choice_t *choice) {
+/* `number` local steps would take `local` seconds each. */
+static void describe_choice(onebit_method_choice_t *choice, double local, size_t number) {
   choice->text[0] = '\0';
   append_text(choice, "chooses %s", rows[choice->method].name);
   if (choice->local_steps)
@@ -430,6 +439,10 @@ static void describe_choice(onebit_method_choice_t *choice) {
     append_text(choice, ", not overlapped");
   if (choice->method == ONEBIT_METHOD_DENSE)
     append_text(choice, "; no other method is %.0f %% faster", 100 * (OB_STEP_WORTH - 1));
+  if (!choice->methods && choice->method != ONEBIT_METHOD_LOCAL_STEPS &&
+      waits_longer_than_computes(choice))
+    append_text(choice, "; local steps (%zu) would take %s, at a higher loss", number,
+                format_duration(local).text);
 }
 
 static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {
@@ -441,17 +454,19 @@ static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t 
                                     : exchange_wait_seconds(choice, current));
   for (int m = 0; m < EXCHANGES; m++)
     choice->expected[m] = estimate_step_seconds(comm, choice, m);
-  choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = estimate_local_step_seconds(comm, choice);
+  size_t number = 0;
+  const double seconds = estimate_local_step_seconds(comm, choice, &number);
+  choice->expected[ONEBIT_METHOD_LOCAL_STEPS] =
+      needs_local_steps(comm, choice) ? seconds : INFINITY;
   choice->method = (onebit_method_t)find_best_method(choice);
   if (!isfinite(choice->expected[choice->method]))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "choice->bytes_a_day is %g, but each of the methods sends more bytes",
                     choice->bytes_a_day);
-  if (choice->method != ONEBIT_METHOD_LOCAL_STEPS)
-    choice->local_steps = 0;
+  choice->local_steps = choice->method == ONEBIT_METHOD_LOCAL_STEPS ? number : 0;
   choice->warmup_steps = choice->method == ONEBIT_METHOD_EIGHT_BITS ? SIZE_MAX - 1 : 0;
   choice->dense_below = choice->method == ONEBIT_METHOD_DENSE ? SIZE_MAX : 0;
-  describe_choice(choice);
+  describe_choice(choice, seconds, number);
   return ONEBIT_OK;
 }
 

@@ -12,7 +12,7 @@
 
 static const char *const optimizer_names[] = {
     "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion", NULL};
-static const char *const method_names[] = {"given", "auto", NULL};
+static const char *const method_names[] = {"given", "auto", "auto-local-steps", NULL};
 static const char *const hard_names[] = {"none", "idle", "same", NULL};
 static const char *const exchange_names[] = {"momentum", "step", NULL};
 static const char *const shards_names[] = {"none", "step", "parameters", NULL};
@@ -103,8 +103,9 @@ const struct tool_option train_rows[] = {
     {.kind = TOOL_HEADING, .help = "Optimizer:"},
     {"method", 0, TOOL_CHOICE, AT(automatic), "NAME",
      "auto: the program measures an exchange and a gradient, and chooses dense, 8\n"
-     "bits, one bit, or local steps with an outer step (onebit/method.h), for\n"
-     "efficient-adam and efficient-lamb; default given: the other options decide",
+     "bits or one bit (onebit/method.h), for efficient-adam and efficient-lamb;\n"
+     "auto-local-steps: also local steps with an outer step, where one bit would\n"
+     "wait for the link, at a higher loss; default given: the other options decide",
      .names = method_names},
     {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
      "number of dense steps at the start, for adam, lamb and momentum; auto (adam,\n"

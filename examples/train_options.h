@@ -43,7 +43,7 @@ typedef struct paths {
 /* The options of all training programs. */
 typedef struct train_options {
   int method;    /* a method_t */
-  int automatic; /* --method auto was given; warmup, outer and the form have the choice */
+  int automatic; /* --method: 1: auto, 2: auto-local-steps; warmup, outer, form have the choice */
   size_t warmup; /* the number of Efficient-Adam's warm-up steps; 0: the library's default */
   bool dense, compare;
   bool no_error_feedback;

@@ -61,13 +61,14 @@ static double training_time_gradient(training_t *training) {
 
 static int training_choose_method(training_t *training) {
   const train_options_t *options = training->options;
-  const int each_step = options->checkpoint || options->parameters || options->loss_scale > 0.0f;
+  const bool each_step = options->checkpoint || options->parameters || options->loss_scale > 0.0f;
+  const int all = (2 << ONEBIT_METHOD_LOCAL_STEPS) - 1;
   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
   if (!options->automatic || training->form != COMPRESSED)
     return 0;
   choice.elements = training->parameters;
   choice.compute = training_time_gradient(training);
-  choice.methods = each_step ? (1 << ONEBIT_METHOD_LOCAL_STEPS) - 1 : 0;
+  choice.methods = each_step ? all >> 1 : options->automatic == 2 ? all : 0;
   choice.blocking = options->bucket_size == 0;
   onebit_status_t status =
       onebit_method_measure(training->team->comm, &choice, training_exchange_on_link, training);

@@ -114,14 +114,17 @@ Test(training, outer_steps_learn) {
  * busy machine. */
 Test(training, method_is_chosen) {
   static const struct {
-    const char *link;
+    const char *given;
     form_t form;
-  } rows[] = {{"--step-seconds 5", DENSE}, {"--link 0.2", COMPRESSED}, {"--link 0.005", OUTER}};
+  } rows[] = {{"auto --step-seconds 5", DENSE},
+              {"auto --link 0.2", COMPRESSED},
+              {"auto --link 0.005", COMPRESSED},
+              {"auto-local-steps --link 0.005", OUTER}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     const training_t training =
-        train_on(RANKS, "--batch 4 --steps 1 --step-seconds 1 --method auto %s", rows[i].link);
+        train_on(RANKS, "--batch 4 --steps 1 --step-seconds 1 --method %s", rows[i].given);
     cr_expect(training.form == rows[i].form && !training.chosen.outer == (training.form != OUTER),
-              "%s: form %d, %zu local steps", rows[i].link, (int)training.form,
+              "%s: form %d, %zu local steps", rows[i].given, (int)training.form,
               training.chosen.outer);
   }
 }

@@ -19,12 +19,15 @@
  * exchange overlaps. A method with fewer bits is chosen if its steps are at least 5 % shorter, and
  * its exchange alone saves as much time.
  *
- * Local steps change the result of a training. They are chosen only if steps with one bit per
- * element would wait for the link longer than they compute, or send more than the caller allows.
- * Their number is the smallest of 10, 30, 100 and 300 with which an exchange takes at most 0.75
- * of the time in which the local steps before it compute. A run with local steps returns to an
- * exchange in each step if, with one bit per element, the wait would be less than 0.7 of the
- * computing time. The number of local steps changes only if another number is clearly better.
+ * Local steps change the result of a training, and cost loss in a long one
+ * (docs/measured/time-to-loss.md). By default they are chosen only if steps with one bit per
+ * element would send more than `bytes_a_day`. If a caller allows them in `methods`, they are also
+ * chosen if such steps would wait for the link longer than they compute; if not, `text` says there
+ * how long local steps would take. Their number is the smallest of 10, 30, 100 and 300 with which
+ * an exchange takes at most 0.75 of the time in which the local steps before it compute. A run with
+ * local steps returns to an exchange in each step if, with one bit per element, the wait would be
+ * less than 0.7 of the computing time. The number of local steps changes only if another number is
+ * clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H
@@ -49,8 +52,10 @@ typedef struct onebit_method_choice {
    * `compute`. */
   size_t elements; /* exchanged by the ranks */
   double compute;  /* seconds of this rank's step without exchanges; the slowest rank's is used */
-  int methods;     /* methods that may be chosen, the sum of 1 << method; default all */
-  int blocking;    /* nonzero: an exchange begins when the gradients are computed */
+  /* Methods that may be chosen, the sum of 1 << method. Default: all, but LOCAL_STEPS only if each
+   * other method sends more than bytes_a_day. */
+  int methods;
+  int blocking;            /* nonzero: an exchange begins when the gradients are computed */
   onebit_method_t current; /* the run's present method; it stays unless another is clearly better */
   double step;             /* measured seconds of a step with `current`; 0: not measured */
   /* By method: seconds by which measured steps exceed the model's prediction. Out: the entry of
@@ -69,7 +74,7 @@ typedef struct onebit_method_choice {
                         * LOCAL_STEPS: the training's present number */
   size_t warmup_steps; /* of Efficient-Adam: the default; with 8 bits more than any training has */
   size_t dense_below;  /* of onebit_optimizer_options_t: the default; with DENSE, above any count */
-  char text[256]; /* "chooses one bit, and expects a step of 0.17 s instead of 1.2 s dense: ..." */
+  char text[384]; /* "chooses one bit, and expects a step of 0.17 s instead of 1.2 s dense: ..." */
 } onebit_method_choice_t;
 
 /* clang-format off */

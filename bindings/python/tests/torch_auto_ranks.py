@@ -89,12 +89,13 @@ def rate_for_seconds(seconds):
 
 
 class Run(Trainer):
-    """A training with `auto`. options: those of `Trainer`, without the class of the optimizer. The warm-up ends with
-    the first choice."""
+    """A training with `auto` that may have local steps. options: those of `Trainer`, without the class of the
+    optimizer. The warm-up ends with the first choice."""
 
     def __init__(self, saved=None, twin=torch.optim.AdamW, late=None, **options):
         if twin is torch.optim.AdamW:
             options.setdefault("warmup_steps", 9)
+        options.setdefault("local_steps", True)
         super().__init__(saved, "Momentum" if twin is torch.optim.SGD else "EfficientAdam",
                          twin=twin, compressed=False)  # fmt: skip
         self.optimizer = onebit.torch.auto(self.model, self.optimizer, **options)
@@ -446,6 +447,11 @@ def check_resumed_local_steps(rank, size):
             residuals = [one.optimizer.automatic.local.outer.info()["residual_norm"] for one in (run, other)]
             assert residuals[0] == residuals[1] > 0
             other.close()
+        with contextlib.redirect_stderr(io.StringIO()):
+            other = Run(copy.deepcopy(whole), twin=twin, local_steps=None)  # goes on as it was saved
+            other.train(160, 260)
+        assert other.method == "local steps"
+        other.close()
         other = Run(twin=twin, local_steps=False)
         words = "has method local steps, not one of dense"
         expect_error(words, lambda: other.optimizer.load_state_dict(whole["optimizer"]))
@@ -504,14 +510,17 @@ def check_excluded_local_steps(rank, size):
     why."""
     Network.rate = rate_for_seconds(300.0)
 
-    def check(run, why):
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+    def check(run, why, said=None):
+        """Checks that rank 0 prints the words `said`, or else the reason that the optimizer describes."""
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
             run.train(0, 9)
         assert run.method in ("one bit", "8 bits") and why in run.optimizer.describe(), run.optimizer.describe()
-        assert rank or why in said.getvalue(), said.getvalue()
+        assert rank or (said or why) in printed.getvalue(), printed.getvalue()
         run.close()
 
     check(Run(local_steps=False), "; no local steps: local_steps=False")
+    words = "; local steps (100) would take 0.394 s, at a higher loss: local_steps=True allows them\n"
+    check(Run(local_steps=None), "auto: one bit", words)
     check(Run(twin=torch.optim.RMSprop), "; no local steps: not all parameters belong to one optimizer")
     for late in (False, True) if hasattr(torch.amp, "GradScaler") else ():
         run, scaler = Run(), torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -547,7 +556,7 @@ def check_thawed_layers(rank, size):
     Network.rate, module = rate_for_seconds(0.01), make_network()
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)
-    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8)
+    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8, local_steps=True)
 
     def make_step():
         optimizer.zero_grad()

@@ -195,7 +195,7 @@ def lightning_local(rank, size):
         def on_validation_end(self, trainer, module):
             self.validate(module)
 
-    callback, module = onebit.torch.LightningCallback(method="auto"), define_lightning_module()()
+    callback, module = onebit.torch.LightningCallback(method="auto", local_steps=True), define_lightning_module()()
     local, loader = Local(callback), torch.utils.data.DataLoader(make_batches(rank, size), batch_size=None)
     make_lightning_trainer(
         size, max_steps=5, val_check_interval=3, num_sanity_val_steps=0, callbacks=[local, callback],
@@ -236,7 +236,7 @@ def transformers_local(rank, size):
         def on_evaluate(self, args, state, control, model=None, **_):
             self.validate(model)
 
-    callback = onebit.torch.TrainerCallback(method="auto")
+    callback = onebit.torch.TrainerCallback(method="auto", local_steps=True)
     local = Local(callback)
     examples = [{"points": one, "labels": wanted} for of in make_batches(0, 1) for one, wanted in zip(*of)]
     arguments = make_arguments(

@@ -78,7 +78,7 @@ class Automatic:
     warmup: the steps in 8 bits at the beginning of a training in one bit; 0: no warm-up
     words: the lines to print when the library's optimizer is created
     bytes_a_day: the most bytes that a host may send; None: any number
-    local_steps: whether local steps may be chosen
+    local_steps: whether local steps may be chosen; None: only if each other method sends more than bytes_a_day
     first: the `FirstSum` of the ranks
     """
 
@@ -92,12 +92,13 @@ class Automatic:
         self._scaling, self._once_frozen = False, [one for _, one in self._frozen]
         self.meter = Meter(comm, model.process_group, every[0].device)
         whole = make is not None and len(optimizers) == 1 and not hook.averaged
-        self._obstacle = (_SWITCH if not local_steps else _OTHERS if not whole else
+        self._obstacle = (_SWITCH if local_steps is False else _OTHERS if not whole else
                           _UNUSED if model.find_unused_parameters else _NONE)  # fmt: skip
         self._every_step = METHODS[: 2 + (make is not None)]
         self._choice = _native.make_structure(_native.MethodChoice)
-        self._choice.elements, self._choice.methods = self._elements, 2 ** len(self.methods) - 1
-        self._choice.bytes_a_day = bytes_a_day or 0.0
+        self._choice.elements, self._choice.bytes_a_day = self._elements, bytes_a_day or 0.0
+        self._local_steps = local_steps
+        self._choice.methods = self._allowed()
         self.made = self.local = self._plan = self._saved = None
         self._said = False
         self._reports, self._own, self._end = [], 0.0, None
@@ -127,7 +128,8 @@ class Automatic:
             return
         if eight < dense and self._is_early():
             self._switch_method(ONE)
-            if eight < _SLOW or self._obstacle:  # local steps will not end the warm-up
+            may_be_local = not self._obstacle and (self._local_steps or self._choice.bytes_a_day)
+            if eight < _SLOW or not may_be_local:  # local steps will not end the warm-up
                 self._skip_next_steps(max(self._warmup_left() - _MEASURED - 2, _FIRST))
         else:
             self._switch_method(self._method_without_warmup())
@@ -160,6 +162,10 @@ class Automatic:
     @property
     def methods(self):
         return self._every_step if self._obstacle else METHODS
+
+    def _allowed(self):
+        """Returns the methods that may be chosen, as a sum for the library; 0 is its default."""
+        return 0 if self._local_steps is None and not self._obstacle else 2 ** len(self.methods) - 1
 
     def add(self, bucket):
         """Returns the future of a bucket of gradients in the backward pass, with each method."""
@@ -477,7 +483,7 @@ class Automatic:
         overlapped: measured seconds of a step whose exchange began earlier
         """
         choice, now = self._choice, METHODS.index(self._timed_method())
-        choice.methods = 2 ** len(self.methods) - 1
+        choice.methods = self._allowed()
         choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute = self._compute
         for number, one in enumerate(self.methods):
@@ -581,6 +587,7 @@ class Automatic:
     def _print_choice(self, words=""):
         method = METHODS[self._choice.method]
         text = self._choice.text.decode() + self._why_not_local(method)
+        text += ": local_steps=True allows them" if text.endswith("at a higher loss") else ""
         self._print(text + words + (_DIFFER if method == LOCAL != self.method else ""))
 
     def _print_beginning(self):
@@ -628,6 +635,7 @@ class Automatic:
             raise argument_error(f"the state has method {record['method']}, not one of {', '.join(self.methods)}")
         if record["method"] == LOCAL:
             self._saved = record["local_steps"], saved_parts(self.comm, saved)
+            self._local_steps = True  # the training goes on as it was
         return record
 
     def _state_dict(self):

@@ -372,7 +372,7 @@ def auto(model, optimizer, **options):
 
 
 def compress(
-    model, optimizer, kind=None, *, method=None, bytes_a_day=None, local_steps=True, overlap=True,
+    model, optimizer, kind=None, *, method=None, bytes_a_day=None, local_steps=None, overlap=True,
     timeout=None, inside="auto", **options
 ):  # fmt: skip
     """Returns the optimizer that replaces torch's. It is attached to a DistributedDataParallel, or to a model of
@@ -393,8 +393,9 @@ def compress(
         times. The optimizers are not replaced and get the attribute `automatic`, whose `method` is the present
         choice; kind and options are used for one bit. None: as `kind` says
     bytes_a_day: with method "auto", the most bytes that a host may send; None: any number
-    local_steps: with method "auto", whether local steps may be chosen. With these the ranks' models differ until
-        all ranks call `automatic.synchronize()` or `close()`
+    local_steps: with method "auto", whether local steps may be chosen where one bit would wait for the link. They
+        cost loss, and with them the ranks' models differ until all ranks call `automatic.synchronize()` or
+        `close()`. None: only if each other method sends more than bytes_a_day
     overlap: as in `attach`
     timeout: seconds that a rank waits for others
     inside: "auto": if parameters are on a device, and several hosts have the same number of ranks, torch's
