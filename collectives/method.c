@@ -330,13 +330,14 @@ static double max_exchange_part(size_t steps, size_t current) {
   return steps == current ? 1.05 : 0.53;
 }
 
-/* True if local steps may be chosen because steps with one bit would wait for the link longer than
- * they compute. By default local steps are chosen only for the sake of bytes_a_day. */
+/* True if steps with one bit would wait for the link longer than they compute. A training with
+ * local steps keeps them until the wait is less than 0.7 of the computing time. */
 static bool waits_longer_than_computes(const onebit_method_choice_t *choice) {
   const double bearable = (current_local_steps(choice) ? 0.7 : 1.0) * choice->compute;
   return exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT) > bearable;
 }
 
+/* Local steps cost loss, so by default only bytes_a_day is a reason for them. */
 static bool needs_local_steps(onebit_comm_t comm, const onebit_method_choice_t *choice) {
   const double wait = exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT);
   return is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS) &&
