@@ -1,6 +1,6 @@
 """DiLoCo with an exchange every 20 steps. In float32 as in its paper (arXiv 2311.08105): AdamW as inner
 optimizer, and an outer step with Nesterov momentum. By onebit: the same outer step in 4 bits, and a
-plain mean in one bit."""
+plain mean in one bit, or in SparseLoCo's messages (arXiv 2508.15706)."""
 
 import functools
 
@@ -36,13 +36,14 @@ def make_dense(model, optimizer, short):
     return model, optimizer, None
 
 
-def make_compressed(outer, model, optimizer, short):
+def make_compressed(outer, bits, model, optimizer, short):
     if outer is not None:
         outer = outer([torch.zeros(1, requires_grad=True)])
-    local = onebit.torch.DiLoCo(model, optimizer, sync_every=short(20), outer=outer)
+    local = onebit.torch.DiLoCo(model, optimizer, sync_every=short(20), bits=bits, outer=outer)
     local.__enter__()
     return model, optimizer, local.close
 
 
-METHODS = {"DiLoCo, float32": make_dense, "onebit DiLoCo, 4 bits": functools.partial(make_compressed, NESTEROV),
-           "onebit DiLoCo, mean, 1 bit": functools.partial(make_compressed, None)}  # fmt: skip
+METHODS = {"DiLoCo, float32": make_dense, "onebit DiLoCo, 4 bits": functools.partial(make_compressed, NESTEROV, 4),
+           "onebit DiLoCo, mean, 1 bit": functools.partial(make_compressed, None, 1),
+           "onebit DiLoCo, SparseLoCo's codec": functools.partial(make_compressed, None, onebit.OUTER_SPARSE)}  # fmt: skip
