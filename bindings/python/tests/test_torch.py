@@ -34,7 +34,9 @@ LAUNCHES = {
         ("check_local_steps,check_excluded_local_steps,check_resumed_local_steps,check_failed_local_steps", 2),
         ("check_local_steps,check_skipped_local_steps", 4),
     ],
-    "torch_program_ranks": [("check_moved_parameters,check_two_models,check_foreign_parameters", 2)],
+    "torch_program_ranks": [
+        ("check_moved_parameters,check_two_models,check_foreign_parameters,check_optimizers", 2),
+    ],
     "torch_resume_ranks": [
         ("check_resumed,check_half_precision,check_dense_states,check_schedules", 2),
         ("check_other_rank_counts,check_other_averaging,check_distributed_states", 3),

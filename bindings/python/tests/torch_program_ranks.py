@@ -16,6 +16,7 @@ import onebit.torch
 import torch
 import torch.distributed as dist
 from onebit.torch.local import LocalSteps
+from onebit.torch.stateful import StatefulOptimizer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -181,6 +182,127 @@ def check_foreign_parameters(rank, size):
     with record_warnings() as said:
         onebit.torch.compress(DistributedDataParallel(module), torch.optim.AdamW([copies])).close()
     assert len(said) == 2 * (rank == 0) and not any("requires_grad_" in one for one in said), said
+
+
+# --- Optimizers of programs -----------------------------------------------------------------------
+
+
+class Counting(torch.optim.RMSprop):
+    """Has an entry of no parameter in its state, and another argument of step."""
+
+    def step(self, closure=None, *, scale=1.0):
+        self.state["scale"] = scale
+        return super().step(closure)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Wraps an optimizer, and has no "state" in its saved state."""
+
+    def __init__(self, inner):
+        self.inner, self.defaults = inner, inner.defaults
+        for name in "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks":
+            setattr(self, name, {})
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        assert list(state_dict) == ["inner"]
+        self.inner.load_state_dict(state_dict["inner"])
+
+
+def in_two_groups(module, kind, first, **options):
+    """Returns an optimizer with other options for the first half of the parameters."""
+    every = list(module.parameters())
+    return kind([{"params": every[:2], **first}, {"params": every[2:]}], **options)
+
+
+OPTIMIZERS = {
+    "a rate of 0": lambda of: in_two_groups(of, torch.optim.AdamW, {"lr": 0.0}, lr=5e-3),
+    "amsgrad": lambda of: in_two_groups(of, torch.optim.AdamW, {"amsgrad": True}, lr=5e-3),
+    "nesterov": lambda of: in_two_groups(of, torch.optim.SGD, {"nesterov": True}, lr=0.02, momentum=0.9),
+    "betas": lambda of: in_two_groups(of, torch.optim.Adam, {"betas": (0.8, 0.99)}, lr=5e-3),
+    "an entry of no parameter": lambda of: Counting(of.parameters(), lr=5e-3),
+    "a wrapper": lambda of: Wrapping(torch.optim.RMSprop(of.parameters(), lr=5e-3)),
+}
+
+
+def train_with(name, replace, scaler=None, saved=None, steps=range(50)):
+    """Trains with an optimizer of a program. Returns the module, and the optimizer."""
+    module = make_layers(20, 90, 1)
+    if saved:
+        module.load_state_dict(saved[0])
+    model = DistributedDataParallel(module)
+    optimizer = replace(model, OPTIMIZERS[name](module))
+    if saved:
+        optimizer.load_state_dict(saved[1])
+    more = {"scale": 0.5} if name == "an entry of no parameter" else {}
+    for step in steps:
+        optimizer.zero_grad()
+        loss = compute_loss(model, dist.get_rank(), step)
+        (scaler.scale(loss) if scaler else loss).backward()
+        scaler.step(optimizer, **more) if scaler else optimizer.step(**more)
+        if scaler:
+            scaler.update()
+    return module, optimizer
+
+
+def compute_test_loss(module):
+    with torch.no_grad():
+        return float(sum(compute_loss(module, 50, step) for step in range(20)))
+
+
+def check_optimizer(name, replace, wanted):
+    """Trains with a changed optimizer to a test loss, also after loading its state, and with a GradScaler."""
+    module, optimizer = train_with(name, replace)
+    loss = compute_test_loss(module)
+    assert is_equal_on_ranks(flatten_parameters(module)) and loss < 1.2 * wanted, (name, loss, wanted)
+    if name == "a rate of 0":
+        moved = [not torch.equal(*pair) for pair in zip(module.parameters(), make_layers(20, 90, 1).parameters())]
+        assert moved == [False, False, True, True], moved
+    saved = copy.deepcopy([module.state_dict(), optimizer.state_dict()])
+    train_with(name, replace, saved=saved, steps=range(50, 53))[1].close()
+    optimizer.close()
+    if isinstance(optimizer, StatefulOptimizer) or getattr(getattr(optimizer, "automatic", None), "made", None):
+        expect_error("the optimizer is closed: take its state before close()", optimizer.step)
+        again = "from onebit.torch already" if isinstance(optimizer, StatefulOptimizer) else "in one bit"
+        expect_error(again, lambda: replace(DistributedDataParallel(module), optimizer))
+    else:
+        optimizer.step()
+        replace(DistributedDataParallel(module), optimizer).close()
+    if hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"):
+        module, optimizer = train_with(name, replace, torch.amp.GradScaler("cpu", init_scale=1024.0))
+        loss = compute_test_loss(module)
+        assert loss < 1.2 * wanted, (name, loss, wanted)
+        optimizer.close()
+
+
+def check_optimizers(rank, size):
+    """Checks that optimizers of programs train with compress and auto as without, and go on after close() or say why
+    not."""
+    for name in OPTIMIZERS:
+        wanted = compute_test_loss(train_with(name, lambda _, optimizer: optimizer)[0])
+        with record_warnings():
+            for replace in onebit.torch.compress, onebit.torch.auto:
+                check_optimizer(name, replace, wanted)
+    decoupled = {"decoupled_weight_decay": True}
+    if set(decoupled) <= set(torch.optim.Adam([torch.zeros(1)]).defaults):
+        module = make_layers(20, 90, 1)
+        optimizer = torch.optim.Adam(module.parameters(), weight_decay=0.1, **decoupled)
+        optimizer = onebit.torch.compress(DistributedDataParallel(module), optimizer)
+        compute_loss(module, rank, 0).backward()
+        optimizer.step()
+        assert optimizer.torch_state_dict()["param_groups"][0]["decoupled_weight_decay"] is True
+        optimizer.close()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ from onebit.torch.hook import wait_for_device
 from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
-from onebit.torch.remainder import SavedHook, is_in_warmup, means, moments_of, records, save_with, take
+from onebit.torch.remainder import (
+    SavedHook, is_in_warmup, means, moments_of, of_parameters, records, save_with, states_of, take,
+)  # fmt: skip
 from onebit.torch.report import Report
 from onebit.torch.schedule import ALLGATHER, AUTOMATIC
 
@@ -53,6 +55,9 @@ _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
 
+# A decorator of functions that torch.compile must call, not trace, as torch does with its optimizers' steps.
+_not_compiled = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)
+
 
 def _format_seconds(value):
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
@@ -61,7 +66,7 @@ def _format_seconds(value):
 def _without_hook(dicts):
     """Returns states without the values that a hook has saved in them. An earlier version saved such values while it
     waited for one bit with 8 bits."""
-    found = [{**one, "state": {key: dict(of) for key, of in one["state"].items()}} for one in dicts]
+    found = [{**one, "state": states_of(one)} for one in dicts]
     for one in found:
         take(one["state"])
     return found if len(found) > 1 else found[0]
@@ -139,9 +144,10 @@ class Automatic:
         return EIGHT if dense > max(_SLOW, eight) else DENSE
 
     def _give_methods(self, optimizers):
-        def step(_, closure=None):
-            return self._step(closure)
+        def step(_, *arguments, **named):
+            return self._step(*arguments, **named)
 
+        step = _not_compiled(step)
         step._wrapped_by_lr_sched = step._with_counter = True
         lead = self.lead
         lead.step = types.MethodType(step, lead)
@@ -158,6 +164,11 @@ class Automatic:
     @property
     def _closed(self):
         return self.comm is None
+
+    @property
+    def ended_in_one_bit(self):
+        """True if this object is closed, and its optimizer's moments were closed with it."""
+        return self._closed and self.made is not None
 
     @property
     def methods(self):
@@ -195,7 +206,10 @@ class Automatic:
 
     # --- A step ----------------------------------------------------------------------------------
 
-    def _step(self, closure):
+    def _step(self, *arguments, **named):
+        """Makes a step. The arguments are those of the optimizer, of which torch's have a closure."""
+        if self._closed:
+            return (self._dense_step if self.made is None else self.made.step)(*arguments, **named)
         if not self._has_begun:
             self._print_beginning()
         if self._holds:
@@ -205,12 +219,12 @@ class Automatic:
             result = self._leave_to_scaler()
         elif self.made is None:
             self._look_for_thawed()
-            result = self._dense_step(closure)
+            result = self._dense_step(*arguments, **named)
             if self.local is not None:
                 self.lead.status = self.local.step()
                 self.hook.steps += 1  # the hook's statistics include these steps
         else:
-            result = self._step_made(closure)
+            result = self._step_made(*arguments, **named)
         self._note_step(begin, self.meter.now())
         self._hold_next_step()
         self._end = self.meter.now()
@@ -232,17 +246,19 @@ class Automatic:
                  "therefore does not average the gradients: each rank updates these parameters by its "
                  "own gradients, and the models diverge. Wrap the model again")
 
-    def _step_made(self, closure):
-        scaled = {name: vars(self.lead)[name] for name in ("grad_scale", "found_inf")
+    def _step_made(self, *arguments, **named):
+        # A scaler gives these attributes to the lead, whose own step, for the remainder, must not see them.
+        scaled = {name: vars(self.lead).pop(name) for name in ("grad_scale", "found_inf")
                   if name in vars(self.lead)}  # fmt: skip
         vars(self.made).update(scaled)
         try:
-            result = self.made.step(closure)
+            result = self.made.step(*arguments, **named)
             if scaled and self.made.status == Status.SKIPPED:
                 tell_scalers(self.lead)
             return result
         finally:
             self.lead.status = self.made.status
+            vars(self.lead).update(scaled)
             for name in scaled:
                 del vars(self.made)[name]
 
@@ -269,7 +285,7 @@ class Automatic:
     def _is_early(self):
         """True if the lead has made fewer steps than the warm-up of one bit has, so that it could still be in that
         warm-up."""
-        made = [float(one["step"]) for one in self.lead.state.values() if "step" in one]
+        made = [float(one["step"]) for one in of_parameters(self.lead.state) if "step" in one]
         return self._warmup > max(made, default=0)
 
     def _warmup_left(self):
@@ -611,8 +627,8 @@ class Automatic:
         them. Also agrees on the seconds of the `FirstSum`. Collective."""
         record, names, saved = None, set(), {}
         for state in states:
-            found = take({key: dict(one) for key, one in state.items()})
-            names.update(name for one in state.values() for name in one)
+            found = take(states_of({"state": state}))
+            names.update(name for one in of_parameters(state) for name in one)
             parts = records(found)
             saved.update(parts)
             record = record or next((one["auto"] for one in parts.values() if "auto" in one), None)
@@ -622,7 +638,7 @@ class Automatic:
             record = {"method": ONE, "decided": True}
         else:
             record = {"method": DENSE}
-        made = max((float(of["step"]) for one in states for of in one.values() if "step" in of), default=0)
+        made = max((float(of["step"]) for one in states for of in of_parameters(one) if "step" in of), default=0)
         own = f"method {record['method']}, {made:g} steps{'' if record.get('decided') else ', before a choice'}"
         found = [json.loads(one) for one in gather(self.comm, json.dumps([own, seconds]).encode())]
         every = {text for text, _ in found}
@@ -647,8 +663,10 @@ class Automatic:
         return self._dense_state[0]() if self.made is None else self.made.state_dict()
 
     def _load_state_dict(self, state_dict):
+        if self._closed:
+            raise argument_error("the optimizer is closed: load a state before close()")
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-        record = self._agreed_record([one["state"] for one in dicts])
+        record = self._agreed_record([states_of(one) for one in dicts])
         self._switch_method(record["method"], convert=False)
         load = self._dense_state[1] if self.made is None else self.made.load_state_dict
         load(_without_hook(dicts) if record.get("waits") else state_dict)

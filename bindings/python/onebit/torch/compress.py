@@ -82,11 +82,8 @@ def _is_prepared(optimizer):
 # --- The optimizer to replace --------------------------------------------------------------------
 
 
-def _why_not_group(how, group, first):
-    """Returns the reason why the library's optimizer cannot have the parameters of a group; None: it can."""
-    for name in *how.given, "decoupled_weight_decay":
-        if group.get(name) != first.get(name):
-            return f"{name} is {group[name]}, and {first[name]} in the first group"
+def _why_not_values(how, group):
+    """Returns the reason why the library's optimizer cannot have the values of a group; None: it can."""
     for name in how.given:
         values = group[name] if name == "betas" else (group[name],)
         limit = 1 if name != "eps" else 2
@@ -96,6 +93,24 @@ def _why_not_group(how, group, first):
         if value is not None and group.get(name, value) != value:
             return f"{name} is {group[name]}: {optim._WHY_NOT[name]}"
     return None
+
+
+def _why_not_group(how, group, first):
+    """Returns the reason why the library's optimizer cannot have the parameters of a group; None: it can.
+
+    first: as `_first_group` returns it
+    """
+    reason = _why_not_values(how, group)
+    for name in *how.given, "decoupled_weight_decay":
+        if not reason and group.get(name) != first.get(name):
+            reason = f"{name} is {group[name]}, and {first[name]} in another group"
+    return reason
+
+
+def _first_group(how, optimizer):
+    """Returns the first group whose values the library's optimizer can have, or the first of all if none has."""
+    fits = (one for one in optimizer.param_groups if _why_not_values(how, one) is None)
+    return next(fits, optimizer.param_groups[0])
 
 
 def _why_not_parameter(one, sparse):
@@ -123,7 +138,7 @@ def _reasons(model, optimizer):
     for group in optimizer.param_groups:
         why_not = f"is stepped by {type(optimizer).__name__}"
         if how is not None:
-            why_not = _why_not_group(how, group, optimizer.param_groups[0])
+            why_not = _why_not_group(how, group, _first_group(how, optimizer))
         for one in group["params"]:
             is_foreign = id(one) not in names
             reasons[one] = _FOREIGN if is_foreign else why_not or _why_not_parameter(one, sparse)
@@ -159,6 +174,9 @@ class _Choice:
         if any(isinstance(one, StatefulOptimizer) for one in optimizers):
             raise argument_error("an optimizer is from onebit.torch already: attach it to the model. If its "
                                  "trainer has ended, make another trainer")
+        if any(hasattr(one, "automatic") and one.automatic.ended_in_one_bit for one in optimizers):
+            raise argument_error("an optimizer's state ended with close(), in one bit: make a new optimizer, and load "
+                                 "the state that torch_state_dict() returned before close()")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -220,7 +238,7 @@ def _choose(comm, model, optimizers, kind):
 
 
 def _options_of(optimizer):
-    first = optimizer.param_groups[0]
+    first = _first_group(_HOWS[type(optimizer)], optimizer)
     options = {name: first[name] for name in _HOWS[type(optimizer)].given}
     options.update({name: first[name] for name in _HOWS[type(optimizer)].keys if name in first})
     coupled = type(optimizer) is not torch.optim.AdamW

@@ -219,7 +219,7 @@ class _Optimizer(StatefulOptimizer):
                     continue
                 self._parameters.append(one)
                 self._group_of.append(number)
-                self._known.append((factor, decay))
+                self._known.append((factor or 1.0, decay))  # a tensor's factor of 0 means 1 to the library
                 array = flat(self._shards.local(one.detach()))
                 if array is None:
                     raise argument_error(f"parameter {len(tensors)} is not dense: elements overlap, or "
@@ -622,6 +622,7 @@ class _Optimizer(StatefulOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """Makes one step. Collective. Ctrl-C ends the step, and the communicator, on all ranks."""
+        self._check_open()
         loss = None
         if closure is not None:
             with torch.enable_grad():

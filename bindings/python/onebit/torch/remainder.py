@@ -141,7 +141,7 @@ class Remainder:
         return {one: self.optimizer.state[one] for one in self.parameters if one in self.optimizer.state}
 
     def load(self, loaded):
-        loaded = {one: dict(of) for one, of in loaded.items()}
+        loaded = states_of({"state": loaded})
         self.saved.load(take(loaded))
         for one in self.parameters if self.optimizer is not None else ():
             saved = loaded.get(one) or {}
@@ -164,6 +164,9 @@ class Remainder:
 # so that its value does not change if torch converts a state to the type of its parameter.
 
 NAME = "hook_"
+# The key of this tensor's dictionary in the saved state of an optimizer that has no "state" there (one that wraps
+# another optimizer).
+_OUTSIDE = "onebit"
 # The bytes of the record. Their number is fixed, so that a state can be loaded in place
 # (torch.distributed.checkpoint).
 _BYTES, _BYTES_OF_PARAMETER = 2**16, 2**12
@@ -183,12 +186,25 @@ def _unpack_record(tensor):
     return torch.load(io.BytesIO(data[8 : 8 + count]), **_SAFELY)
 
 
+def states_of(saved):
+    """Returns copies of the states of parameters in a saved state. An optimizer may also have values there that
+    belong to no parameter."""
+    found = saved["state"] if "state" in saved else {0: saved.get(_OUTSIDE, {})}
+    return {key: dict(one) if isinstance(one, dict) else one for key, one in found.items()}
+
+
+def of_parameters(states):
+    """Returns the states without an optimizer's other values."""
+    return [one for one in states.values() if isinstance(one, dict)]
+
+
 def take(states, prefix=NAME):
     """Returns, by name, the values that a hook has saved in the states of parameters, and removes them from
     these states. Also removes a state that is then empty."""
     found = {}
     for key, state in list(states.items()):
-        names = [one for one in state if isinstance(one, str) and one.startswith(prefix)]
+        names = list(state) if isinstance(state, dict) else ()
+        names = [one for one in names if isinstance(one, str) and one.startswith(prefix)]
         found.update({name: state.pop(name) for name in names})
         if names and not state:
             del states[key]
@@ -314,23 +330,26 @@ def _save_hooks(optimizer, hooks):
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
     def state_dict():
-        found = own_state()
-        first = dict(found["state"].get(0, {}))
+        found, first = own_state(), {}
         for saved in hooks:
             saved.warn_of_missing_residuals()
             first.update(saved.entries())
-        found["state"] = {**found["state"], 0: first}
+        if "state" in found:
+            found["state"] = {**found["state"], 0: {**found["state"].get(0, {}), **first}}
+        else:
+            found[_OUTSIDE] = first
         return found
 
     def load_state_dict(state_dict):
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-        states = [{key: dict(one) for key, one in of["state"].items()} for of in dicts]
+        states = [states_of(one) for one in dicts]
         found = []
         for saved in hooks:
             found.append({})
             for one in states:
                 found[-1].update(take(one, saved.prefix))
-        own_load({**dicts[0], "state": states[0]})
+        first = {key: one for key, one in dicts[0].items() if key != _OUTSIDE}
+        own_load({**first, "state": states[0]} if "state" in first else first)
         for saved, of in zip(hooks, found):
             saved.load(of)
 

@@ -10,7 +10,7 @@ from onebit.torch.ranks import agreed, gather, missing_residuals
 from onebit.torch.remainder import moments_of
 from onebit.torch.shards import Whole
 
-_OWN_KEYS = "decoupled_weight_decay", "uncompressed"  # of groups, which torch's optimizers do not have
+_OWN_KEYS = "decoupled_weight_decay", "uncompressed"  # of groups; some versions of torch have the first one too
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
@@ -77,9 +77,10 @@ class StatefulOptimizer(torch.optim.Optimizer):
             raise argument_error(f"torch has no state for {type(self).__name__} with these options or this model: "
                                  "continue with the model's weights and a new optimizer")
         found = {**moments_of(self), **self._remainder.state_of()}
-        groups, numbers = [], {}
+        like = (torch.optim.Adam if "betas" in self.defaults else torch.optim.SGD)([torch.zeros(1)], lr=1e-3)
+        groups, numbers, of_torch = [], {}, like.param_groups[0]
         for group in self.param_groups:
-            own = {name: value for name, value in group.items() if name not in _OWN_KEYS}
+            own = {name: value for name, value in group.items() if name not in _OWN_KEYS or name in of_torch}
             groups.append({**own, "params": [numbers.setdefault(one, len(numbers)) for one in group["params"]]})
         return {"state": {numbers[one]: of for one, of in found.items()}, "param_groups": groups}
 
@@ -101,7 +102,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     def _check_open(self):
         if self._closed:
-            raise argument_error("the optimizer is closed: take its state before close()")
+            raise argument_error("the optimizer is closed: take its state before close(), or torch_state_dict() to "
+                                 "continue with torch's own optimizer")
         self.onebit.handle  # noqa: B018: raises in a forked process
 
     def _warn_of_missing_residuals(self):
