@@ -35,7 +35,7 @@ LAUNCHES = {
         ("check_local_steps,check_skipped_local_steps", 4),
     ],
     "torch_program_ranks": [
-        ("check_moved_parameters,check_two_models,check_foreign_parameters,check_optimizers", 2),
+        ("check_moved_parameters,check_two_models,check_foreign_parameters,check_optimizers,check_beside_one_bit", 2),
     ],
     "torch_resume_ranks": [
         ("check_resumed,check_half_precision,check_dense_states,check_schedules", 2),

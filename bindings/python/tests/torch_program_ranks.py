@@ -294,15 +294,56 @@ def check_optimizers(rank, size):
         with record_warnings():
             for replace in onebit.torch.compress, onebit.torch.auto:
                 check_optimizer(name, replace, wanted)
+    check_way_back()
+
+
+def check_way_back():
     decoupled = {"decoupled_weight_decay": True}
     if set(decoupled) <= set(torch.optim.Adam([torch.zeros(1)]).defaults):
         module = make_layers(20, 90, 1)
         optimizer = torch.optim.Adam(module.parameters(), weight_decay=0.1, **decoupled)
         optimizer = onebit.torch.compress(DistributedDataParallel(module), optimizer)
-        compute_loss(module, rank, 0).backward()
+        compute_loss(module, 1, 0).backward()
         optimizer.step()
         assert optimizer.torch_state_dict()["param_groups"][0]["decoupled_weight_decay"] is True
         optimizer.close()
+
+
+def check_beside_one_bit(rank, size):
+    """Checks a second model of an optimizer that is compressed already, types that are not compressed, and join() with
+    several passes in a step."""
+    for replace in onebit.torch.compress, onebit.torch.auto:
+        modules = make_layers(20, 90, 20), make_layers(20, 30, 1)
+        first, second = map(DistributedDataParallel, modules)
+        optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()], lr=5e-3)
+        with record_warnings() as said:
+            optimizer = replace(first, optimizer)
+            assert replace(second, optimizer) is optimizer
+        assert any("gradients stay dense: its optimizer" in one for one in said) == (not rank), said
+        for step in range(45):  # until auto has chosen
+            optimizer.zero_grad()
+            compute_loss(nn.Sequential(first, second), rank, step).backward()
+            optimizer.step()
+        assert all(is_equal_on_ranks(flatten_parameters(one)) for one in modules)
+        assert optimizer.state[nn.Parameter(torch.zeros(1))] == {}  # as in torch's
+        optimizer.close()
+        module = make_layers(20, 90, 1).double()
+        with record_warnings() as said:
+            optimizer = replace(DistributedDataParallel(module), torch.optim.AdamW(module.parameters()))
+        words = "nothing is compressed: its parameters have type torch.float64"
+        assert said == [words] * (not rank) and type(optimizer) is torch.optim.AdamW, said
+        optimizer.close()
+    module = make_layers(20, 90, 1)
+    model = DistributedDataParallel(module)
+    optimizer = onebit.torch.compress(model, torch.optim.AdamW(module.parameters()))
+
+    def accumulate():
+        with model.join():
+            for step in range(2):
+                compute_loss(model, rank, step).backward()
+
+    expect_error("join() is not supported with several backward passes", accumulate)
+    optimizer.close()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from onebit._native import Error, Status, argument_error, check, warn
 from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
-from onebit.torch.hook import wait_for_device
+from onebit.torch.hook import DTYPES, wait_for_device
 from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
@@ -92,7 +92,7 @@ class Automatic:
         self._warmup = warmup
         self.lead, self._model = optimizers[lead], weakref.ref(model)
         every = [one for one in model.parameters() if one.requires_grad]
-        self._elements = sum(one.numel() for one in every)
+        self._elements = sum(one.numel() for one in every if one.dtype in DTYPES)
         self._frozen = [(name, one) for name, one in model.module.named_parameters() if not one.requires_grad]
         self._scaling, self._once_frozen = False, [one for _, one in self._frozen]
         self.meter = Meter(comm, model.process_group, every[0].device)
@@ -164,6 +164,11 @@ class Automatic:
     @property
     def _closed(self):
         return self.comm is None
+
+    @property
+    def model(self):
+        """The model whose gradients this object exchanges; None after close()."""
+        return None if self._closed else self._model()
 
     @property
     def ended_in_one_bit(self):

@@ -258,6 +258,9 @@ class Backward:
         self._marks = self._places = None
         if self._passes > 1:
             self.discard()
+            if self.is_joining():  # ranks without inputs make one pass a step
+                raise argument_error("join() is not supported with several backward passes before a step: call "
+                                     "onebit.torch.compress with kind=onebit.torch.HookState")
         if not self.overlap or self._passes > 1 or self.is_joining():
             return
         self._rates = self._optimizer._wanted_rates()

@@ -55,6 +55,7 @@ _HOWS = {
 _BITS = 8
 _FROZEN = "is frozen"
 _FOREIGN = "is not of the model that is wrapped"
+_BY_TORCH = ", so torch averages it"  # the end of such a reason
 _ASKED = "kind is HookState"  # a reason that gives no warning
 
 
@@ -113,19 +114,35 @@ def _first_group(how, optimizer):
     return next(fits, optimizer.param_groups[0])
 
 
-def _why_not_parameter(one, sparse):
+def _why_not_bits(one, sparse):
+    """Returns the reason why a gradient is not compressed at all; None: it is."""
+    reason = "has sparse gradients" if id(one) in sparse else f"has type {one.dtype}"
+    return reason + _BY_TORCH if id(one) in sparse or one.dtype not in DTYPES else None
+
+
+def _why_not_parameter(one):
     if not one.requires_grad:
         return _FROZEN
-    if id(one) in sparse:
-        return "has sparse gradients"
-    if one.dtype not in DTYPES:
-        return f"has type {one.dtype}"
     one = getattr(one, "to_local", lambda: one)()  # only a DTensor has to_local
     return None if flat(one.detach()) is not None else "has gaps in its memory"
 
 
 def _module_of(model):
     return model if isinstance(model, FSDPModule) else model.module
+
+
+def _is_of_another(model, optimizer):
+    """True if the optimizer is compressed with another model already, and steps this model too."""
+    automatic = getattr(optimizer, "automatic", None)
+    if automatic is not None:
+        other = automatic.model
+    else:
+        other = optimizer.model if isinstance(optimizer, StatefulOptimizer) else None
+    if other is None or _is_prepared(optimizer):
+        return False
+    own = {id(one) for one in _module_of(model).parameters() if one.requires_grad}
+    every = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return own <= every and own.isdisjoint(map(id, other.parameters()))
 
 
 def _reasons(model, optimizer):
@@ -141,7 +158,8 @@ def _reasons(model, optimizer):
             why_not = _why_not_group(how, group, _first_group(how, optimizer))
         for one in group["params"]:
             is_foreign = id(one) not in names
-            reasons[one] = _FOREIGN if is_foreign else why_not or _why_not_parameter(one, sparse)
+            reasons[one] = (_FOREIGN if is_foreign else
+                            _why_not_bits(one, sparse) or why_not or _why_not_parameter(one))  # fmt: skip
     sizes = {}
     for one, reason in reasons.items():
         if reason is None:
@@ -171,12 +189,15 @@ class _Choice:
                           "instead")
         elif not isinstance(model, FSDPModule):
             check_wrapped(model)
+            types = {one.dtype for one in model.module.parameters() if one.requires_grad}
+            if types.isdisjoint(DTYPES):
+                self.dense = f"its parameters have type {', '.join(sorted(map(str, types)))}"
         if any(isinstance(one, StatefulOptimizer) for one in optimizers):
             raise argument_error("an optimizer is from onebit.torch already: attach it to the model. If its "
                                  "trainer has ended, make another trainer")
         if any(hasattr(one, "automatic") and one.automatic.ended_in_one_bit for one in optimizers):
-            raise argument_error("an optimizer's state ended with close(), in one bit: make a new optimizer, and load "
-                                 "the state that torch_state_dict() returned before close()")
+            raise argument_error("an optimizer's state ended with close(), in one bit: make a new optimizer (or "
+                                 "trainer), and load the state that torch_state_dict() returned before close()")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -215,12 +236,13 @@ class _Choice:
         """Returns the lines to print about the choice."""
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
-        bits, averaged, foreign = f"averaged in {_BITS} bits an element, not exchanged in one bit: ", {}, {}
+        lines = {f"averaged in {_BITS} bits an element, not exchanged in one bit: ": {}, "not compressed: ": {},
+                 "left as without this call: ": {}}  # fmt: skip
+        in_bits, exact, foreign = lines.values()
         for name, why in self.averaged().items():
             if why != _ASKED:
-                (foreign if why == _FOREIGN else averaged)[name] = why
-        return [*(bits + one for one in summaries(averaged)),
-                *(f"left as without this call: {one}" for one in summaries(foreign))]
+                (foreign if why == _FOREIGN else exact if why.endswith(_BY_TORCH) else in_bits)[name] = why
+        return [begin + one for begin, of in lines.items() for one in summaries(of)]
 
     def digest(self):
         """Returns a text that is the same on all ranks if they have made the same choice."""
@@ -428,6 +450,10 @@ def compress(
     group = getattr(wrapped, "process_group", None)
     if isinstance(wrapped, FSDPModule):
         group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
+    if wrapped is not None and any(_is_of_another(wrapped, one) for one in inner):
+        if not wrapped.process_group.rank():
+            warn("this model's gradients stay dense: its optimizer is compressed with another model already")
+        return optimizer
     first = FirstSum(wrapped) if method == "auto" and isinstance(wrapped, DistributedDataParallel) else None
     comm = Communicator.torch(group, timeout)
     says = not comm.rank  # the choice is the same on all ranks
@@ -501,9 +527,8 @@ def _clip_for(accelerator, optimizer):
     def clip_grad_norm_(parameters, max_norm, norm_type=2):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         known = {id(one) for one in parameters}
-        own = getattr(optimizer, "_parameters", ())
-        if hasattr(optimizer, "automatic"):
-            own = [one for group in optimizer.param_groups for one in group["params"]]
+        # auto's gradients are the program's, for torch to clip, unless its method is one bit
+        own = getattr(optimizer.automatic.made if hasattr(optimizer, "automatic") else optimizer, "_parameters", ())
         if norm_type != 2 or not own or any(id(one) not in known for one in own):
             return before(parameters, max_norm, norm_type)
         accelerator.unscale_gradients()

@@ -1,5 +1,6 @@
 """The base of optimizers with torch's interface that keep their state in the library."""
 
+import collections
 import contextlib
 
 import torch
@@ -33,9 +34,10 @@ class StatefulOptimizer(torch.optim.Optimizer):
         after a step. The state is empty before the library's optimizer is created and, unless it was
         consolidated, after `close`."""
         if not self._has_state():
-            return self._state or {}
+            return self._state or collections.defaultdict(dict)
         if self._state is None:
-            self._state = self._with_remainder(self._of_parts([self.onebit.save_whole()]))
+            found = self._with_remainder(self._of_parts([self.onebit.save_whole()]))
+            self._state = collections.defaultdict(dict, found)
         return self._state
 
     def _of_parts(self, parts):
@@ -66,7 +68,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         self._state = self._of_parts(parts) if mine else None
         if mine:
             self._shards.complete(self._state)
-            self._state = self._with_remainder(self._state)
+            self._state = collections.defaultdict(dict, self._with_remainder(self._state))
         self._consolidated = True
 
     def torch_state_dict(self):
