@@ -186,6 +186,10 @@ def check_refused(rank, size):
     expect_error("max_norm is not supported with shards", lambda: make_adam(model, max_norm=1.0))
     flat = make_network(init_device_mesh("cpu", (size,)))
     expect_error("for FSDP use onebit.torch.fsdp.compress", lambda: make_adam(flat))
+    first = onebit.torch.fsdp.compress(flat)
+    expect_error("compressed already", lambda: onebit.torch.fsdp.compress(flat))
+    first.close()
+    onebit.torch.fsdp.compress(flat).close()
 
 
 def check_norms(rank, size):

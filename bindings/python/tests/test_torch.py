@@ -31,11 +31,13 @@ LAUNCHES = {
     "torch_auto_ranks": [
         ("check_choices,check_thawed_layers,check_refused,check_corrections,check_varying_steps,check_faster_link", 2),
         ("check_first_sum,check_warmup,check_waiting_states,check_shares,check_odd_parameters,check_resumed", 2),
-        ("check_local_steps,check_excluded_local_steps,check_resumed_local_steps,check_failed_local_steps", 2),
+        ("check_local_steps,check_excluded_local_steps,check_resumed_local_steps,check_failed_local_steps,"
+         "check_closed_local_steps", 2),
         ("check_local_steps,check_skipped_local_steps", 4),
     ],
     "torch_program_ranks": [
-        ("check_moved_parameters,check_two_models,check_foreign_parameters,check_optimizers,check_beside_one_bit", 2),
+        ("check_moved_parameters,check_two_models,check_foreign_parameters,check_optimizers,check_beside_one_bit,"
+         "check_diloco", 2),
     ],
     "torch_resume_ranks": [
         ("check_resumed,check_half_precision,check_dense_states,check_schedules", 2),

@@ -486,6 +486,24 @@ def check_skipped_local_steps(rank, size):
     assert is_equal_on_ranks(run.get_parameters())
 
 
+def check_closed_local_steps(rank, size):
+    """Checks that the moments of a training that ends during local steps are the same on all ranks in a state for torch,
+    and in steps after close()."""
+    Network.rate = rate_for_seconds(300.0)
+    run = Run()
+    run.train(0, 40)
+    own = collect_moments(run)
+    given = run.optimizer.torch_state_dict()["state"]
+    given = torch.cat([one[name].flatten() for one in given.values() for name in ("exp_avg", "exp_avg_sq")])
+    assert run.method == "local steps" and is_equal_on_ranks(given) and not is_equal_on_ranks(own)
+    assert torch.equal(collect_moments(run), own)
+    run.train(40, 45)
+    run.optimizer.close()
+    assert is_equal_on_ranks(run.get_parameters())
+    run.train(45, 50)
+    assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
+
+
 def check_failed_local_steps(rank, size):
     """Checks that a rank that closes because of an exception does not wait for the others, and that they get an
     error."""

@@ -346,5 +346,38 @@ def check_beside_one_bit(rank, size):
     optimizer.close()
 
 
+def check_diloco(rank, size):
+    """Checks DiLoCo with parameters in another order of memory, with a layer that is thawed later, and with wrong
+    calls."""
+    if not hasattr(torch.optim.Optimizer, "register_step_post_hook"):
+        return
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 1)).to(memory_format=torch.channels_last)
+    module[2].requires_grad_(False)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    diloco = onebit.torch.DiLoCo(module, optimizer, sync_every=3)
+
+    def train(steps):
+        for step in steps:
+            optimizer.zero_grad()
+            module(draw_normal(100 * rank + step, 4, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+
+    with record_warnings() as said, diloco:
+        expect_error("entered already", diloco.__enter__)
+        train(range(10))
+        diloco.synchronize()
+        assert is_equal_on_ranks(flatten_parameters(module)) and not said, said
+        module[2].requires_grad_(True)
+        train(range(10, 13))
+    assert len(said) == 1 and "2.weight, 2.bias: frozen when DiLoCo was made" in said[0], said
+    before = diloco.outer.info()["steps"]
+    train(range(13, 15))
+    assert before == diloco.outer.info()["steps"] == 13
+    diloco.close()
+    for wrong in 0, -1, 2.5, None:
+        expect_error(f"sync_every is {wrong!r}", lambda: onebit.torch.DiLoCo(module, optimizer, sync_every=wrong))
+
+
 if __name__ == "__main__":
     run_scenarios(globals())

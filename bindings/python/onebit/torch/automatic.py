@@ -11,6 +11,7 @@ another choice the computation is timed again.
 """
 
 import collections
+import copy
 import ctypes
 import json
 import math
@@ -28,7 +29,7 @@ from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import DTYPES, wait_for_device
-from onebit.torch.local import LAST, LocalSteps, saved_parts
+from onebit.torch.local import LAST, LocalSteps, average_moments, averaged_moments, saved_parts, shares_of
 from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import (
@@ -106,6 +107,8 @@ class Automatic:
         self._choice.methods = self._allowed()
         self.made = self.local = self._plan = self._saved = None
         self._said = False
+        self._shares = None  # for moments that differ between ranks after `close`
+        self._group = model.process_group
         self._reports, self._own, self._end = [], 0.0, None
         self._length, self._cost_of_comparing = _WINDOW, 0.0
         self._device = every[0].device
@@ -214,6 +217,7 @@ class Automatic:
     def _step(self, *arguments, **named):
         """Makes a step. The arguments are those of the optimizer, of which torch's have a closure."""
         if self._closed:
+            self.average_own_moments()
             return (self._dense_step if self.made is None else self.made.step)(*arguments, **named)
         if not self._has_begun:
             self._print_beginning()
@@ -234,6 +238,14 @@ class Automatic:
         self._hold_next_step()
         self._end = self.meter.now()
         return result
+
+    def average_own_moments(self):
+        """Makes the moments equal, if `close` has ended local steps. Most programs make no further step, so `close`
+        does not send them. Collective."""
+        if self._shares:
+            with Communicator.torch(self._group) as comm:
+                average_moments(self.lead, comm, self._shares)
+            self._shares = None
 
     def _leave_to_scaler(self):
         """Ends local steps because the program uses a new scaler: the next step averages gradients."""
@@ -686,8 +698,14 @@ class Automatic:
         consolidate(to)
 
     def _torch_state_dict(self):
+        if self.made is not None:
+            return self.made.torch_state_dict()
         self.synchronize()
-        return self._own_state() if self.made is None else self.made.torch_state_dict()
+        if self.local is None:
+            self.average_own_moments()
+            return self._own_state()
+        with averaged_moments(self.lead, self.comm):
+            return copy.deepcopy(self._own_state())
 
     # --- Reports ---------------------------------------------------------------------------------
 
@@ -714,6 +732,7 @@ class Automatic:
         if self.local is not None:
             if sys.exc_info()[0] is None:
                 self.local.synchronize(LAST)
+                self._shares = shares_of(self.lead, self.comm)
             else:
                 warn("closed during an exception that other ranks may not have: models were not made "
                      "equal after local steps, and differ between ranks")

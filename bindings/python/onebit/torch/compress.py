@@ -454,6 +454,9 @@ def compress(
         if not wrapped.process_group.rank():
             warn("this model's gradients stay dense: its optimizer is compressed with another model already")
         return optimizer
+    for one in inner:
+        if hasattr(one, "automatic"):
+            one.automatic.average_own_moments()
     first = FirstSum(wrapped) if method == "auto" and isinstance(wrapped, DistributedDataParallel) else None
     comm = Communicator.torch(group, timeout)
     says = not comm.rank  # the choice is the same on all ranks

@@ -8,14 +8,17 @@
             inner.step()            # every 30th call exchanges one bit an element
 """
 
+import numbers
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit._native import argument_error
+from onebit._native import argument_error, warn
 from onebit.communicator import Communicator
 from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
 from onebit.torch.staged import Homes
+from onebit.torch.state import flat
 
 
 def _rule_of(outer):
@@ -63,29 +66,46 @@ class DiLoCo:
         options = {"local_steps": sync_every, **_rule_of(outer), **options}
         if bits is not None:
             options["bits"] = bits
+        if not isinstance(sync_every, numbers.Integral) or sync_every < 1:
+            raise argument_error(f"sync_every is {sync_every!r}, not a number of steps of at least 1")
         parameters = [one for one in model.parameters() if one.requires_grad]
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
         self._inner, self._owned = inner, comm is None
         self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
         try:
-            self.outer = Outer(self.comm, parameters, **options)
+            self.outer = Outer(self.comm, [self._elements(one) for one in parameters], **options)
         except Exception:
             if self._owned:
                 self.comm.close()
             raise
         self._homes = Homes(parameters)
 
+    @staticmethod
+    def _elements(parameter):
+        """Returns the elements in the order of memory; the parameter itself if it has gaps, which Outer refuses."""
+        found = flat(parameter.detach())
+        return parameter if found is None else found
+
     @torch.no_grad()
     def _call(self, function):
         return self._homes.during(lambda: interruptible(self.comm, function))
 
     def __enter__(self):
+        if self._hook is not None:
+            raise argument_error("this DiLoCo is entered already, and counts each step of inner once")
         self._hook = self._inner.register_step_post_hook(lambda *_: self._step())
         return self
 
     def __exit__(self, *_):
         self._hook.remove()
+        self._hook = None
 
     def _step(self):
+        thawed = [name for name, one in self._frozen if one.requires_grad]
+        if thawed:
+            self._frozen = []
+            warn(f"{', '.join(thawed[:4])}: frozen when DiLoCo was made, so changes of these parameters are not "
+                 "exchanged, and the ranks' models diverge: make another DiLoCo")
         self.status = self._call(self.outer.step)
 
     def synchronize(self):

@@ -11,7 +11,7 @@ import itertools
 import torch
 import torch.distributed as dist
 
-from onebit._native import Error, Status
+from onebit._native import Error, Status, argument_error
 from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.hook import DTYPES, as_tensor
@@ -23,6 +23,7 @@ except (ImportError, ValueError):  # before torch 2.8; Python 3.11 cannot import
     FSDPModule, AllGather, ReduceScatter = None, object, object
 
 _BITS = (1, 2, 4, 8)
+_MARK = "_onebit_compression"  # an attribute of modules that have compressed collectives
 
 
 class Compression:
@@ -119,6 +120,7 @@ class Compression:
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 
         for name, (reduce, gather) in self.parts.items():
+            vars(self._modules[name]).pop(_MARK, None)
             if reduce is not None:
                 self._modules[name].set_custom_reduce_scatter(own.DefaultReduceScatter())
                 reduce.forget()
@@ -368,6 +370,8 @@ def compress(
     modules = {n: one for n, one in model.named_modules() if isinstance(one, FSDPModule)}
     if not modules:
         raise ValueError("model has no FSDP module: call fully_shard first")
+    if any(hasattr(one, _MARK) for one in modules.values()):
+        raise argument_error("the model's exchanges are compressed already: close() that Compression first")
     change = gather_bits is not None and gather_bits < 8 if change is None else change
     made = Compression(modules, error_feedback, timeout, transport, options)
     kept = {} if error_feedback else {"no_error_feedback": 1}
@@ -380,4 +384,5 @@ def compress(
             gather = CompressedAllGather(made, gather_bits, change)
             module.set_custom_all_gather(gather)
         made.parts[name] = reduce, gather
+        setattr(module, _MARK, True)
     return made

@@ -1,5 +1,6 @@
 """Local steps: torch's own optimizer on each rank, with an outer step. One of the methods of `automatic`."""
 
+import contextlib
 import hashlib
 import time
 
@@ -34,6 +35,51 @@ def saved_parts(comm, parts):
     return [every[rank] for rank in sorted(every)] if has else None
 
 
+def trained(optimizer):
+    """Returns the parameters that the optimizer trains."""
+    return [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
+
+
+@torch.no_grad()
+def shares_of(optimizer, comm):
+    """Returns, by parameter, what `mean_shares` finds by the ranks' own gradients. Collective."""
+    every = trained(optimizer)
+    return dict(zip(every, mean_shares(every, comm, comm.size)))
+
+
+@torch.no_grad()
+def average_moments(optimizer, comm, shares=None):
+    """Replaces the moments of all ranks by their mean, over the ranks where they are finite. Collective.
+
+    shares: from `shares_of`, if the next gradients are means over the ranks, whose second moments are smaller
+    """
+    states = [(one, optimizer.state.get(one, {})) for one in trained(optimizer)]
+    names = {name for _, state in states for name, value in state.items()
+             if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point()}  # fmt: skip
+    for name in sorted(names):
+        own = [(one, state[name]) for one, state in states if state.get(name) is not None]
+        finite = all(bool(value.isfinite().all()) for _, value in own)
+        values = [value if finite else torch.zeros_like(value) for _, value in own]
+        *found, known = means([*values, torch.tensor(float(finite))], comm)
+        for (one, value), mean in zip(own, found):
+            share = shares.get(one, 1.0) if shares and name.endswith("_sq") else 1.0
+            value.copy_((mean / known.clamp(min=1 / comm.size) * share).view_as(value))
+
+
+@contextlib.contextmanager
+def averaged_moments(optimizer, comm):
+    """Averages the moments as for gradients that are means, and gives this rank its own ones back. Collective."""
+    own = [value for one in trained(optimizer) for value in optimizer.state.get(one, {}).values()
+           if isinstance(value, torch.Tensor)]  # fmt: skip
+    before = [one.clone() for one in own]
+    average_moments(optimizer, comm, shares_of(optimizer, comm))
+    try:
+        yield
+    finally:
+        for one, value in zip(own, before):
+            one.copy_(value)
+
+
 class LocalSteps:
     """Steps of `optimizer` on each rank alone, with an outer step after every `steps` of them.
 
@@ -43,7 +89,7 @@ class LocalSteps:
 
     def __init__(self, comm, optimizer, steps, parts=None, schedule=AUTOMATIC):
         self._comm, self._optimizer, self.steps = comm, optimizer, steps
-        self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
+        self._parameters = trained(optimizer)
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
             one.zero_()  # zeros are equal on all ranks; the parts contain the parameters
@@ -67,7 +113,7 @@ class LocalSteps:
         if self._count % self.steps == 0:
             self.seconds = self.spent
         if status == Status.SKIPPED:
-            self._average_moments()
+            average_moments(self._optimizer, self._comm)
         return status
 
     def _are_alike(self):
@@ -82,7 +128,7 @@ class LocalSteps:
         for _ in range(0 if self._are_alike() else times):
             status = self._call(self.outer.synchronize)
             if status == Status.SKIPPED:  # a rank has gone back to the consensus
-                self._average_moments()
+                average_moments(self._optimizer, self._comm)
                 self._call(self.outer.synchronize)
         self.is_equal = True
 
@@ -90,30 +136,10 @@ class LocalSteps:
         """Makes parameters and moments equal on all ranks, for a method with an exchange in each step.
         Collective."""
         self.synchronize(LAST)
-        self._average_moments(True)
+        average_moments(self._optimizer, self._comm, shares_of(self._optimizer, self._comm))
 
     def close(self):
         self.outer.close()
-
-    @torch.no_grad()
-    def _average_moments(self, of_means=False):
-        """Replaces the moments of all ranks by their mean, over the ranks where they are finite.
-
-        of_means: whether the next gradients are means over the ranks; their second moments are smaller
-        """
-        states = [(one, self._optimizer.state.get(one, {})) for one in self._parameters]
-        names = {name for _, state in states for name, value in state.items()
-                 if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point()}  # fmt: skip
-        for name in sorted(names):
-            own = [(one, state[name]) for one, state in states if state.get(name) is not None]
-            finite = all(bool(value.isfinite().all()) for _, value in own)
-            values = [value if finite else torch.zeros_like(value) for _, value in own]
-            *found, known = means([*values, torch.tensor(float(finite))], self._comm)
-            shares = [1.0] * len(own)
-            if of_means and name.endswith("_sq"):
-                shares = mean_shares([one for one, _ in own], self._comm, self._comm.size)
-            for (_, value), mean, share in zip(own, found, shares):
-                value.copy_((mean / known.clamp(min=1 / self._comm.size) * share).view_as(value))
 
     def part(self):
         """Returns this rank's state, with its parameters, as bytes in a tensor. Local."""
