@@ -488,7 +488,7 @@ def check_skipped_local_steps(rank, size):
 
 def check_closed_local_steps(rank, size):
     """Checks that the moments of a training that ends during local steps are the same on all ranks in a state for torch,
-    and in steps after close()."""
+    and in steps after close(). After one bit there are no such steps."""
     Network.rate = rate_for_seconds(300.0)
     run = Run()
     run.train(0, 40)
@@ -502,6 +502,13 @@ def check_closed_local_steps(rank, size):
     assert is_equal_on_ranks(run.get_parameters())
     run.train(45, 50)
     assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
+    run = Run()
+    run.train(0, 4)
+    assert run.method == "one bit"  # its warm-up
+    run.optimizer.close()
+    expect_error("the optimizer is closed: take its state before close()", run.optimizer.step)
+    again = DistributedDataParallel(run.module)
+    expect_error("ended with close(), in one bit", lambda: onebit.torch.auto(again, run.optimizer))
 
 
 def check_failed_local_steps(rank, size):

@@ -33,7 +33,7 @@ from onebit.torch.local import LAST, LocalSteps, average_moments, averaged_momen
 from onebit.torch.meter import DENSE, EIGHT, LOCAL, METHODS, ONE, Meter
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import (
-    SavedHook, is_in_warmup, means, moments_of, of_parameters, records, save_with, states_of, take,
+    SavedHook, copied, is_in_warmup, means, moments_of, of_parameters, records, save_with, states_of, take,
 )  # fmt: skip
 from onebit.torch.report import Report
 from onebit.torch.schedule import ALLGATHER, AUTOMATIC
@@ -167,11 +167,6 @@ class Automatic:
     @property
     def _closed(self):
         return self.comm is None
-
-    @property
-    def model(self):
-        """The model whose gradients this object exchanges; None after close()."""
-        return None if self._closed else self._model()
 
     @property
     def ended_in_one_bit(self):
@@ -644,7 +639,7 @@ class Automatic:
         them. Also agrees on the seconds of the `FirstSum`. Collective."""
         record, names, saved = None, set(), {}
         for state in states:
-            found = take(states_of({"state": state}))
+            found = take(copied(state))
             names.update(name for one in of_parameters(state) for name in one)
             parts = records(found)
             saved.update(parts)

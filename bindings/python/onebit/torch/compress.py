@@ -131,14 +131,19 @@ def _module_of(model):
     return model if isinstance(model, FSDPModule) else model.module
 
 
-def _is_of_another(model, optimizer):
-    """True if the optimizer is compressed with another model already, and steps this model too."""
+def _model_with(optimizer):
+    """Returns the model with which an optimizer is compressed already; None: there is none, or it is closed."""
     automatic = getattr(optimizer, "automatic", None)
     if automatic is not None:
-        other = automatic.model
-    else:
-        other = optimizer.model if isinstance(optimizer, StatefulOptimizer) else None
-    if other is None or _is_prepared(optimizer):
+        return None if automatic._closed else automatic._model()
+    backward = getattr(optimizer, "_backward", None) if isinstance(optimizer, StatefulOptimizer) else None
+    return None if backward is None or optimizer._closed else backward.model
+
+
+def _is_of_another(model, optimizer):
+    """True if the optimizer is compressed with another model already, and steps this model too."""
+    other = _model_with(optimizer)
+    if other is None:
         return False
     own = {id(one) for one in _module_of(model).parameters() if one.requires_grad}
     every = {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -149,13 +154,14 @@ def _reasons(model, optimizer):
     """Returns, for each parameter of an optimizer, the reason why the library's optimizer cannot have it; None: it
     can."""
     how, reasons = _HOWS.get(type(optimizer)), {}
+    first = how and _first_group(how, optimizer)
     ignored, module = set(getattr(model, "parameters_to_ignore", ())), _module_of(model)
     names = {id(one) for name, one in module.named_parameters() if name not in ignored}
     sparse = {id(one.weight) for one in sparse_modules(module).values()}
     for group in optimizer.param_groups:
         why_not = f"is stepped by {type(optimizer).__name__}"
         if how is not None:
-            why_not = _why_not_group(how, group, _first_group(how, optimizer))
+            why_not = _why_not_group(how, group, first)
         for one in group["params"]:
             is_foreign = id(one) not in names
             reasons[one] = (_FOREIGN if is_foreign else

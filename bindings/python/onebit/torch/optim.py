@@ -403,11 +403,6 @@ class _Optimizer(StatefulOptimizer):
         self._backward = Backward(self, model, overlap and not reason)
         return HookHandle(self, getattr(model, "process_group", None))
 
-    @property
-    def model(self):
-        """The model to which this optimizer is attached; None: there is none, or the optimizer is closed."""
-        return None if self._closed or self._backward is None else self._backward.model
-
     def _why_no_overlap(self):
         if self._clips:
             return "max_norm needs all gradients before the first one can be sent"

@@ -141,7 +141,7 @@ class Remainder:
         return {one: self.optimizer.state[one] for one in self.parameters if one in self.optimizer.state}
 
     def load(self, loaded):
-        loaded = states_of({"state": loaded})
+        loaded = copied(loaded)
         self.saved.load(take(loaded))
         for one in self.parameters if self.optimizer is not None else ():
             saved = loaded.get(one) or {}
@@ -186,11 +186,14 @@ def _unpack_record(tensor):
     return torch.load(io.BytesIO(data[8 : 8 + count]), **_SAFELY)
 
 
+def copied(states):
+    """Returns copies of the states of parameters. An optimizer may also have values there that belong to none."""
+    return {key: dict(one) if isinstance(one, dict) else one for key, one in states.items()}
+
+
 def states_of(saved):
-    """Returns copies of the states of parameters in a saved state. An optimizer may also have values there that
-    belong to no parameter."""
-    found = saved["state"] if "state" in saved else {0: saved.get(_OUTSIDE, {})}
-    return {key: dict(one) if isinstance(one, dict) else one for key, one in found.items()}
+    """Returns copies of the states in a saved state."""
+    return copied(saved["state"] if "state" in saved else {0: saved.get(_OUTSIDE, {})})
 
 
 def of_parameters(states):

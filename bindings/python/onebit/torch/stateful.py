@@ -79,8 +79,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
             raise argument_error(f"torch has no state for {type(self).__name__} with these options or this model: "
                                  "continue with the model's weights and a new optimizer")
         found = {**moments_of(self), **self._remainder.state_of()}
-        like = (torch.optim.Adam if "betas" in self.defaults else torch.optim.SGD)([torch.zeros(1)], lr=1e-3)
-        groups, numbers, of_torch = [], {}, like.param_groups[0]
+        kind = torch.optim.Adam if "betas" in self.defaults else torch.optim.SGD
+        groups, numbers, of_torch = [], {}, kind([torch.zeros(1)], lr=1e-3).defaults  # keys that this torch has
         for group in self.param_groups:
             own = {name: value for name, value in group.items() if name not in _OWN_KEYS or name in of_torch}
             groups.append({**own, "params": [numbers.setdefault(one, len(numbers)) for one in group["params"]]})
